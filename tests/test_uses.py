@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from building import forward
 from common import PLAIN
 from test_operands import operators
 from torch import Tensor
@@ -16,10 +17,11 @@ from jitact import kernels, registry
 from jitact.compiling.formulas import Formula, Unreadable
 from jitact.definitions.expression import ExpressionError
 from jitact.kernels import KernelSource
-from jitact.kernels.loader import uses
+from jitact.kernels.loader import slopes, uses
 from jitact.kernels.loader.plan import make_plan
 from jitact.records import Activation
 
+pytest_plugins = ["building"]
 INF, NAN = float("inf"), float("nan")
 # One of several, by number, times the other element; all gradients are derived. The channel is a number to softcap.
 MANY = """
@@ -211,3 +213,79 @@ def test_a_name_that_the_library_gained_is_the_folders(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jitact.load_folder(tmp_path)  # the name is a definition's now
+
+
+def test_conditions_around_includes_are_kept() -> None:
+    """Includes of a file that another one uses are moved to the front of both, if the preprocessor sees them at all."""
+    text = '''#include "a.cuh"  // first
+#ifdef __CUDACC__
+#  include <b>
+#if Y && \\
+    Z
+#else
+#include "c (2).cuh"
+#endif
+int between;
+#endif
+/*
+#include "in_a_comment.cuh"
+*/
+#if 0
+#include "left_out.cuh"
+#elif 1
+#include "d.cuh"
+#endif
+#define OWN
+#if defined(OWN)  // is not known in front
+#ifdef __CUDACC__
+#include "e.cuh"
+#endif
+#else
+#include "f.cuh"
+#endif
+#ifdef __CUDACC__
+int none;
+#endif
+#endif
+#ifdef NOT_CLOSED
+#include "g.cuh"'''
+    before = ["#ifdef __CUDACC__", "#  include <b>", "#if Y && \\\n    Z", "#else", '#include "c (2).cuh"', "#endif", "#endif"]
+    after = ["#ifdef __CUDACC__", '#include "e.cuh"', "#endif", '#include "f.cuh"', '#include "g.cuh"']
+    assert uses.includes_of(text) == "\n".join(['#include "a.cuh"', *before, '#include "d.cuh"', *after])
+
+
+HALF_PI = """#include "elementwise.cuh"
+#ifdef NEVER
+#include "not_there.cuh"
+#endif
+/*
+#include "nor_there.cuh"
+#define ELEMENTWISE nothing
+*/
+#ifndef M_PI
+#define M_PI 3.0
+#endif
+#ifndef PARTS
+#define PARTS 2
+#endif
+#define x0 5
+ELEMENTWISE T forward(T x) { return x * T(M_PI) / PARTS; }
+"""
+
+
+def test_macros_of_others_outlive_a_file_that_would_define_them(quick: Path) -> None:
+    """As M_PI, which is that of <cmath>; one that only the file has ends with it."""
+    inner = KernelSource("half_pi", HALF_PI, "<half_pi>")
+    text = """#include "elementwise.cuh"
+#ifndef PARTS
+#define PARTS 4
+#endif
+ELEMENTWISE T forward(T x) { const T x0 = T(M_PI) / PARTS; return half_pi_::forward(x) + x * x0; }
+"""
+    outer = KernelSource("with_pi", text, "<with_pi>", given=(inner,))
+    torch.testing.assert_close(forward(kernels.load(outer), torch.ones(3)), torch.full([3], 0.75 * torch.pi))
+
+
+def test_what_a_comment_says_has_no_effect_on_slopes(quick: Path) -> None:
+    slope = slopes.slope_source(KernelSource("half_pi", HALF_PI, "<half_pi>"), from_output=False)
+    torch.testing.assert_close(forward(kernels.load(slope), torch.ones(3)), torch.full([3], torch.pi / 2))

@@ -26,7 +26,7 @@ from .parts import Parts, number_of_parts, write_compiler
 from .plan import Plan
 from .toolchain import find_cudart, find_ninja
 from .trust import opened, replaceable
-from .uses import without_macros
+from .uses import with_own_macros
 
 __all__ = ["compile_library", "jobs", "variables"]
 
@@ -133,7 +133,7 @@ def _memory_groups(groups: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator
 def _kernel_text(plan: Plan) -> str:
     """The text to compile: the kernel file, preceded by the files that it uses, between the library's headers."""
     first, last = f'#include "{source.DEVICE}/elementwise.cuh"', f'#include "{source.DEVICE}/launch.cuh"'
-    return f"{first}\n{plan.source.full_text}\n{without_macros(plan.source.text)}{last}\n"
+    return f"{first}\n{with_own_macros(plan.source.text, plan.source.full_text)}{last}\n"
 
 
 def _compilers_of_parts(plan: Plan, parts: Parts, staging: Path) -> dict[str, str]:

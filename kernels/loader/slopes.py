@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .signature import Operand, prepared
 from .source import KernelSource
-from .uses import INCLUDE, line_directive, without_macros
+from .uses import includes_of, line_directive, with_own_macros
 
 __all__ = ["from_bit_source", "from_output_source", "gradients_source", "slope_source"]
 
@@ -66,9 +66,9 @@ def gradients_source(source: KernelSource) -> KernelSource:
 
 
 def _made_of(source: KernelSource, name: str, text: str) -> KernelSource:
-    includes = "\n".join(INCLUDE.findall(source.text))
-    file = f"namespace activation {{\n{line_directive(source.path)}\n{source.text}\n}}\n{without_macros(source.text)}"
-    return source._replace(name=name, text=f"{includes}\n{file}{text}", numbers=())
+    includes = includes_of(source.text)
+    file = f"namespace activation {{\n{line_directive(source.path)}\n{source.text}\n}}"
+    return source._replace(name=name, text=f"{includes}\n{with_own_macros(source.text, file)}{text}", numbers=())
 
 
 def _own_names(source: KernelSource) -> list[Operand]:

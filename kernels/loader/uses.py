@@ -7,11 +7,20 @@ from functools import lru_cache
 
 from .signature import Signature, code, prepared
 
-__all__ = ["INCLUDE", "in_namespace", "line_directive", "names_used", "namespace", "prepare_through", "without_macros"]
+__all__ = [
+    "in_namespace",
+    "includes_of",
+    "line_directive",
+    "names_used",
+    "namespace",
+    "prepare_through",
+    "with_own_macros",
+]
 
 _USE = re.compile(r"\b([A-Za-z]\w*)_\s*::\s*\w")
 _OWN = re.compile(r"\bnamespace\s+(\w+)_\s*[={]")
-INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[^\n]*", re.MULTILINE)
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[^\n]*", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|elif|else|endif|include)\b(?:\\\n|[^\n])*", re.MULTILINE)
 _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -43,22 +52,52 @@ def in_namespace(name: str, text: str, path: str, signature: Signature, used: st
     if slope == "derived" and "bit" in signature.saves and len(signature.of("element")) == 1:
         slope = "bit"
     arguments = [str(len(gradients)), slope, *(gradients.get(operand.name, "-1") for operand in signature.operands)]
-    includes = "\n".join(INCLUDE.findall(used + text))  # all in front, as headers must not be in a namespace
-    return f"""{includes}
-namespace {namespace(name)} {{
-{INCLUDE.sub("", used)}namespace file {{
+    includes = includes_of(used + text)  # all in front, as headers must not be in a namespace
+    file = f"""namespace {namespace(name)} {{
+{_INCLUDE.sub("", used)}namespace file {{
 {line_directive(path)}
-{INCLUDE.sub("", text)}
+{_INCLUDE.sub("", text)}
 }}
 using namespace file;
 JITACT_USED({", ".join(arguments)})
-}}
-{without_macros(text)}"""
+}}"""
+    return f"{includes}\n{with_own_macros(text, file)}"
 
 
-def without_macros(text: str) -> str:
-    """Directives that end the macros that a text defines, of whose names what follows may have variables."""
-    return "".join(f"#undef {macro}\n" for macro in dict.fromkeys(_MACRO.findall(text)))
+def includes_of(text: str) -> str:
+    """The ``#include`` lines of a text, in the conditions around them, except those of macros that the text defines itself."""
+    clean = code(text)
+    own = set(_MACRO.findall(clean))
+    around: list[list[tuple[str, bool]]] = [[]]  # of each #if around, the lines, and whether they are the condition itself
+    for match in _DIRECTIVE.finditer(clean):
+        line = match[0].rstrip()
+        if match[1] == "include":
+            around[-1].append((text[match.start() : match.start() + len(line)], False))
+            continue
+        if match[1] in ("if", "ifdef", "ifndef"):
+            around.append([])
+        if len(around) > 1:
+            around[-1].append((line, True))
+        if match[1] == "endif" and len(around) > 1:
+            lines = around.pop()
+            conditions = [line for line, is_condition in lines if is_condition]
+            needless = len(conditions) == len(lines) or own & set(re.findall(r"\w+", " ".join(conditions)))
+            around[-1] += [(line, False) for line, is_condition in lines if not (needless and is_condition)]
+    return "\n".join(line for lines in around for line, is_condition in lines if not is_condition)
+
+
+def with_own_macros(text: str, placed: str) -> str:
+    """``placed``, which has the file ``text`` in it, and after which the file's macros are what they were before.
+
+    What follows may have variables of their names. Those that a file only defines if they are missing, like M_PI, may be
+    others', for whom they are kept.
+    """
+    text = code(text)
+    macros = dict.fromkeys(_MACRO.findall(text))
+    others = [macro for macro in macros if re.search(rf"^[ \t]*#[ \t]*if[^\n]*\b{macro}\b", text, re.MULTILINE)]
+    before = "".join(f'#pragma push_macro("{macro}")\n' for macro in others)
+    after = "".join(f'#pragma pop_macro("{macro}")\n' if macro in others else f"#undef {macro}\n" for macro in macros)
+    return f"{before}{placed}\n{after}"
 
 
 def prepare_through(name: str, text: str, operands: list[tuple[str, str]]) -> str:
