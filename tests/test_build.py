@@ -441,6 +441,28 @@ extern "C" int calls() { return torch_library_impl(); }
 """
 
 
+ODD_LETTERS = "ELEMENTWISE T forward(T x) { return x * 2; }  // \u221e \u00fc"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_texts_may_have_any_letters_in_any_locale(quick: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    """Also where errors are, which are then shown with their lines."""
+
+    def open_in_locale(path: object, mode: str = "r", **options: Any) -> Any:
+        return open(path, mode, **options if "b" in mode else {"encoding": encoding, **options})
+
+    from torch.utils import cpp_extension
+
+    monkeypatch.setattr(cpp_extension, "open", open_in_locale, raising=False)
+    monkeypatch.setattr(compile.locale, "getpreferredencoding", lambda **_: encoding)
+    if encoding == "ascii":
+        assert torch.equal(forward(kernels.load(kernel(text=f'#include "elementwise.cuh"\n{ODD_LETTERS}')), X), 2 * X)
+        return
+    with pytest.raises(CompileError, match=r"(?s)<cell>:2:\d+: error: .*oops.*return oops;  // \u221e \u00fc"):
+        text = f'#include "elementwise.cuh"\n{ODD_LETTERS}'
+        kernels.load(kernel(text=text.replace("x * 2; }", "oops;").replace("\u00fc", "\u00fc\n}")))
+
+
 def test_the_linker_reads_no_large_library(stand_in: Path, tmp_path: Path) -> None:
     """Linking with stubs gives the same library: functions that no stub has are found in torch's when it is loaded."""
     wanted, torchs = make_plan(answer(1)), Path(torch.__file__).parent / "lib"

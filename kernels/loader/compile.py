@@ -48,7 +48,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
         CompileError: the compiler refuses the kernel file.
         ToolchainError, NoSpaceError, BuildError: another failure; the message explains it.
     """
-    kernel = _kernel_text(plan)
+    kernel = _as_torch_can_write(_kernel_text(plan), staging)
     parts = number_of_parts(plan, jobs())
     with _environment(plan, staging) as cpp_extension, ExitStack() as paths:
         path_of = _fixed_path if replaceable(staging, shared=shared(folder)) else _plain_path
@@ -134,6 +134,14 @@ def _kernel_text(plan: Plan) -> str:
     """The text to compile: the kernel file, preceded by the files that it uses, between the library's headers."""
     first, last = f'#include "{source.DEVICE}/elementwise.cuh"', f'#include "{source.DEVICE}/launch.cuh"'
     return f"{first}\n{with_own_macros(plan.source.text, plan.source.full_text)}{last}\n"
+
+
+def _as_torch_can_write(text: str, staging: Path) -> str:
+    """``text``, or the inclusion of a file with it in UTF-8, which compilers read: torch writes in the locale's encoding."""
+    if text.encode(locale.getpreferredencoding(do_setlocale=False), "replace") == text.encode():
+        return text
+    (staging / "kernel.cuh").write_text(text, encoding="utf-8")
+    return '#include "kernel.cuh"'
 
 
 def _compilers_of_parts(plan: Plan, parts: Parts, staging: Path) -> dict[str, str]:
