@@ -156,8 +156,11 @@ def _list(options: argparse.Namespace) -> int:
                 continue
             state = "current" if entry.folder in current else "superseded" if _activation_of(name) in known else "usable"
             archs = " ".join(entry.build.archs) or "none"
-            size = f"{entry.library.stat().st_size / 1024:.0f} KB"
-            ages = (_age(time.time() - then) for then in (entry.build.created, cache.used(entry)))
+            try:
+                size = f"{entry.library.stat().st_size / 1024:.0f} KB"
+                ages = [_age(time.time() - then) for then in (entry.build.created, cache.used(entry))]
+            except FileNotFoundError:  # another process removed it meanwhile
+                continue
             rows.append((name, key, archs, entry.build.cpu, size, *ages, state))
         rows += [(*title.rpartition("-")[::2], "", "", "", "", "", "being built") for title in cache.at_work(folder)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -259,6 +262,8 @@ def _clear_in(folder: Path, wanted: set[str], unused_days: int | None) -> int:
                 continue
             print(f"{entry.folder.name} is being built: left alone")
         except OSError as error:
+            if not os.path.lexists(entry.folder):  # another process removed it meanwhile
+                continue
             print(f"jitact: not cleared: {entry.folder} ({error.strerror})", file=sys.stderr)
         left += 1
     if not wanted and unused_days is None:

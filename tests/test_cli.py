@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -148,6 +149,31 @@ def test_where_names_the_folder_that_is_built_in_instead_of_a_read_only_home(
 def test_clear_where_there_is_no_cache(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["clear"]) == 0
     assert capsys.readouterr() == (f"{folder}: nothing to remove\n", "") and not folder.exists()
+
+
+def test_builds_that_another_process_removes_meanwhile(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After they were read, and before the commands look at their size and age, or remove them."""
+    entries = cache.entries
+
+    def first_removed(folder: Path) -> list[cache.Entry]:
+        found = list(entries(folder))
+        for entry in found:
+            if entry.build.name == "gone":
+                shutil.rmtree(entry.folder)
+        return found
+
+    monkeypatch.setattr(cache, "entries", first_removed)
+    monkeypatch.setattr("jitact.kernels.__main__._cached_names", lambda names: set())
+    commands = {("list",): "\nkept ", ("clear", "--unused", "1"): "removed 0 builds,", ("clear",): "removed 1 build,"}
+    for command, expected in commands.items():
+        for name in ("gone", "kept"):
+            build.obtain(make_plan(answer(1, name)))
+        capsys.readouterr()
+        assert main(command) == 0
+        said = capsys.readouterr()
+        assert expected in said.out and "gone" not in said.out and said.err == ""
 
 
 @root
