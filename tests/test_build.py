@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import pytest
 import torch
-from building import HALF, answer, forward, kernel, obtain, run_python
+from building import HALF, answer, as_nobody, forward, kernel, obtain, root, run_python
 
 from jitact import kernels
 from jitact.kernels import BuildError, CompileError, NoSpaceError, ToolchainError
@@ -105,6 +105,22 @@ def test_a_header_beside_a_cell_counts(quick: Path, tmp_path: Path, monkeypatch:
     assert torch.equal(forward(kernels.load(cell), X), X * 2)
     Path("value.h").write_text("#define FACTOR 4\n")
     assert torch.equal(forward(kernels.load(cell), X), X * 4)
+
+
+@root
+def test_a_current_directory_that_may_not_be_searched(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of root, in a service of another user."""
+    (tmp_path / "roots").mkdir(mode=0o700)
+    monkeypatch.chdir(tmp_path / "roots")
+    cell = kernel()
+    as_nobody(lambda: cell.headers() and source.digest(cell))
+
+
+def test_what_is_no_path_is_no_header(folder: Path) -> None:
+    """Text in a comment may look like an inclusion, and the origin of a text may be any."""
+    for name in ("a" * 300, "\0", "."):
+        odd = kernel(text=HALF % "2" + f'/*\n#include "{name}"\n*/', path=name * 20)
+        assert odd.headers() == kernel().headers()
 
 
 def test_an_edit_of_the_librarys_headers_takes_effect(quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,8 +220,8 @@ class KernelSource(NamedTuple):
         """The folder that ``#include "..."`` searches first: the file's, or the current directory if there is no file."""
         path = Path(self.path)
         try:
-            return path.parent.absolute() if path.is_file() else Path.cwd()
-        except FileNotFoundError:  # the current directory was removed
+            return path.parent.absolute() if os.path.isfile(path) else Path.cwd()
+        except OSError:  # the current directory was removed
             return DEVICE
 
     def headers(self) -> dict[str, Path]:
@@ -258,7 +258,7 @@ def _follow(text: str, folder: Path, base: Path, found: dict[str, Path]) -> None
     for name in re.findall(_INCLUDE, text):
         for place in dict.fromkeys((folder, base)):
             path = place / name
-            if path.is_file():
+            if os.path.isfile(path):  # false also if it may not be looked for, as in a current directory of another user
                 label = _USERS + os.path.relpath(path, base)
                 if label not in found and path.parent != DEVICE:
                     found[label] = path
