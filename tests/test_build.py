@@ -24,7 +24,7 @@ from building import HALF, answer, as_nobody, forward, kernel, obtain, root, run
 
 from jitact import kernels
 from jitact.kernels import BuildError, CompileError, NoSpaceError, ToolchainError
-from jitact.kernels.loader import build, cache, compile, log, plan, source
+from jitact.kernels.loader import build, cache, compile, load, log, plan, source
 from jitact.kernels.loader.errors import explain
 from jitact.kernels.loader.gpu import Arch
 from jitact.kernels.loader.parts import number_of_parts, write_compiler
@@ -531,6 +531,21 @@ def test_a_function_that_nobody_has_is_named(stand_in: Path) -> None:
 def test_names_must_be_identifiers(folder: Path) -> None:
     with pytest.raises(ValueError, match="identifier"):
         kernels.load(kernel(name="../evil"))
+
+
+def test_a_program_that_closes_all_files(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As daemons do when they start. The copy of the next library gets the number of the descriptor of an earlier one."""
+    entries, copies, make_copy = [obtain(number)[0] for number in (1, 2)], [], os.memfd_create
+
+    def recorded(*given: Any) -> int:
+        copies.append(make_copy(*given))
+        return copies[-1]
+
+    monkeypatch.setattr(os, "memfd_create", recorded)
+    for number, entry in enumerate(entries, 1):
+        assert load._open_copy(entry).answer() == number
+        os.close(copies[-1])
+    assert copies[0] == copies[1]
 
 
 def test_first_use_is_fast(folder: Path) -> None:

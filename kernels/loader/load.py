@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,7 @@ class Library(NamedTuple):
 
 
 _lock = ThreadLock()
+_copies = itertools.count()
 _by_state: dict[tuple, Library] = {}  # by source, options and state of the headers, for repeated calls
 _by_library: dict[tuple[str, str], Library] = {}  # by the plan's name and the library's checksum
 
@@ -136,7 +138,9 @@ def _open_copy(entry: Entry) -> ctypes.CDLL:
             file.write(entry.content)
         # Sealed: a forked child inherits the descriptor, and even one that drops its privileges could write to our code.
         fcntl.fcntl(copy, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-        return ctypes.CDLL(f"/proc/self/fd/{copy}")  # stays open: a reused path would be taken for this library
+        # The loader takes a path that it knows for the library that it had. The descriptor stays open, but a program may close
+        # all that there are, as daemons do, so that its number is given out again: each path is spelled in another way.
+        return ctypes.CDLL(f"/proc/self/fd/{'./' * next(_copies)}{copy}")
     except BaseException:
         os.close(copy)
         raise
