@@ -123,6 +123,34 @@ def test_what_is_no_path_is_no_header(folder: Path) -> None:
         assert odd.headers() == kernel().headers()
 
 
+def test_headers_of_one_name_in_two_folders(folder: Path, tmp_path: Path) -> None:
+    """Both count: that beside a file, and that beside a file that it uses."""
+    sources = []
+    for name, body in (("used_there", "x * VALUE"), ("user_here", "used_there_::forward(x) * VALUE")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "value.h").write_text("#define VALUE 1\n")
+        text = f'#include "value.h"\nELEMENTWISE T forward(T x) {{ return {body}; }}\n'
+        sources.append(kernel(name=name, text=text, path=str(tmp_path / name / "k.cu"))._replace(given=tuple(sources)))
+        (tmp_path / name / "k.cu").write_text(text)
+    assert {tmp_path / name / "value.h" for name in ("used_there", "user_here")} < {*sources[1].headers().values()}
+
+
+def test_without_a_current_directory_builds_are_the_same(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, gone = kernel(), tmp_path / "gone"
+    expected = source.digest(here), here.include_folders()
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert (source.digest(here), here.include_folders()) == expected
+
+
+def test_operators_get_a_name_of_which_none_is_there(folder: Path) -> None:
+    """A build of a part of a file of rows may have one for backward alone."""
+    there = torch.library.Library("jitact", "FRAGMENT")
+    there.define("known_by_backward_backward(Tensor x) -> Tensor")
+    assert load._free_name("known_by_backward") == "known_by_backward_v2"
+
+
 def test_an_edit_of_the_librarys_headers_takes_effect(quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "kernels"
     shutil.copytree(source.DEVICE, copy, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
@@ -325,6 +353,14 @@ def test_a_terminal_gets_a_line_where_no_thread_starts(monkeypatch: pytest.Monke
     assert terminal.getvalue() == "\r\033[K"
 
 
+def test_a_level_that_the_program_sets_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    log.configure()
+    with monkeypatch.context() as patched:
+        patched.setattr(log.logger, "level", logging.ERROR)
+        log.configure()
+        assert log.logger.level == logging.ERROR
+
+
 def test_goes_through_the_programs_own_logging(stand_in: Path, caplog: pytest.LogCaptureFixture) -> None:
     log.configure()
     build.obtain(make_plan(answer(2, "logged")))
@@ -388,6 +424,13 @@ def test_parts_compute_what_the_whole_does(quick: Path, monkeypatch: pytest.Monk
         for operation, tensors in (("forward", (x,)), ("backward", (dy, x))):
             of_parts, of_the_whole = (getattr(torch.ops.jitact, f"{name}_{operation}") for name in names)
             assert torch.equal(of_parts(*tensors, *numbers), of_the_whole(*tensors, *numbers)), (operation, dtype)
+
+
+def test_an_error_in_one_part_is_shown(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITACT_JOBS", "4")
+    text = f"{answer(1).text}#if JITACT_PART == 1\n#error only here\n#endif\n"
+    with pytest.raises(CompileError, match="error: #error only here"):
+        build.obtain(make_plan(answer(1)._replace(text=text)))
 
 
 @pytest.mark.parametrize("jobs, of_both, alone", [(1, (1, 1), (1, 1)), (4, (1, 3), (2, 1)), (16, (4, 8), (8, 1))])

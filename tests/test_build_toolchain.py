@@ -258,6 +258,8 @@ def test_a_build_for_more_archs_serves(stand_in: Path, cuda: Path, monkeypatch: 
     (entry.folder / cache.RECORD).write_text(record.to_json())
     assert build.obtain(wanted)[0].folder == entry.folder
     assert build.find(make_plan(answer(1), archs=[Arch(8, 0)])) is None
+    (entry.folder / cache.RECORD).write_text(record._replace(nvcc="another").to_json())
+    assert build.find(wanted) is None, "what is compiled here would be of the nvcc that is here"
 
 
 @pytest.mark.parametrize("cxx", ["g++-99", "g++ '"], ids=["unknown", "not closed"])

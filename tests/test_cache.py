@@ -127,6 +127,19 @@ def test_a_build_for_an_older_processor_serves(stand_in: Path, monkeypatch: pyte
             build.obtain(make_plan(answer(1)))
 
 
+def test_of_builds_for_older_processors_the_best_serves(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it was made before the others."""
+    for level in ("AVX512", "AVX2", "DEFAULT"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda level=level: level)
+        obtain()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setenv("JITACT_NO_BUILD", "1")
+    for level in ("AVX512", "AVX2", "DEFAULT"):
+        entry, _ = build.obtain(make_plan(answer(1)))
+        assert entry.build.cpu == level
+        cache.remove(entry)
+
+
 def test_where_builds_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("JITACT_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -336,6 +349,16 @@ def test_those_who_wait_get_the_compilers_error(stand_in: Path) -> None:
     waiting.join()
     assert outcome == ["k.cu:3: error"], "it does not compile the same again"
     assert lock_and_build(path) == "built", "whoever comes later does"
+
+
+def test_a_failure_before_the_holder_is_not_the_holders(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has got the lock, and is killed before it says so, leaves the note of the one before."""
+    path = make_lock(stand_in)
+    with pytest.raises(CompileError), lock.locked(path, "answer"):
+        raise CompileError("k.cu:3: error")
+    holder = lock._try(path)
+    monkeypatch.setattr(lock.time, "sleep", lambda seconds: lock._release(holder))
+    assert lock_and_build(path) == "built"
 
 
 def test_without_locks_builds_go_on(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:

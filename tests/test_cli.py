@@ -236,6 +236,7 @@ def test_clear_takes_the_names_that_list_shows_and_aliases(stand_in: Path, capsy
     for name, removed in named:
         assert main(["clear", name]) == 0
         assert f"removed {removed} build" in capsys.readouterr().out, name
+    assert [path.name.partition("-")[0] for path in (stand_in / ".locks").iterdir()] == ["softmax_of_mine"]
     assert main(["clear", "answer"]) == 2, "there is none any more, and no activation of that name"
 
 
