@@ -213,6 +213,9 @@ def test_the_key_depends_on_all_that_goes_in(stand_in: Path, monkeypatch: pytest
         "operands": make_plan(two),
         "numbers": make_plan(two._replace(numbers=("a",))),
         "fast_math": make_plan(one, fast_math=True),
+        "unfused": make_plan(one._replace(unfused=True)),
+        "singles": make_plan(one._replace(singles=1)),
+        "work": make_plan(one._replace(work=kernels.Work(5, 2))),
         "cpu": base._replace(cpu="DEFAULT" if base.cpu != "DEFAULT" else "AVX2"),
         "compiler": base._replace(cxx=Compiler("c++", "c++ 99.0")),
         "archs": base._replace(archs=(Arch(9, 0),), nvcc=nvcc("13.0")),
@@ -222,6 +225,10 @@ def test_the_key_depends_on_all_that_goes_in(stand_in: Path, monkeypatch: pytest
     for name, value in (("SCHEMA", -1), ("CFLAGS", ("-O1",)), ("NVCC_FLAGS", ("-O1",))):
         with monkeypatch.context() as patch:
             patch.setattr(plan, name, value)
+            changed[name] = make_plan(one)
+    for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "-lineinfo")
             changed[name] = make_plan(one)
     for name, owner, attribute, value in (
         ("torch", torch, "__version__", "9.9.9"),
@@ -393,6 +400,19 @@ def test_a_build_that_failed_can_be_tried_again(stand_in: Path, tmp_path: Path, 
             build.obtain(make_plan(answer(4)))
     header.write_text("")
     assert build.obtain(make_plan(answer(4)))
+
+
+def test_compilers_that_say_nothing_on_a_full_disk(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they would say may not fit on it."""
+    (tmp_path / "c++").write_text('#!/bin/sh\ncase "$*" in *main.cpp*) exit 1 ;; esac\nexec c++ "$@"\n')
+    (tmp_path / "c++").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    with pytest.raises(CompileError):
+        build.obtain(make_plan(answer(1)))
+    used = shutil.disk_usage(stand_in)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: used._replace(free=4096))
+    with pytest.raises(NoSpaceError, match="no space left to compile answer"):
+        build.obtain(make_plan(answer(1)))
 
 
 def test_the_environment_is_left_as_it_was(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
