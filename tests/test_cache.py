@@ -159,6 +159,19 @@ def private(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "temporary" / f"jitact-{os.geteuid()}"
 
 
+def test_folders_relative_to_one_that_was_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setenv("TMPDIR", "temporary")
+    monkeypatch.setenv("JITACT_CACHE_DIR", "cache")
+    assert folders.configured() == gone / "cache" and folders._temporary()[0] == gone / "temporary"
+    gone.rmdir()
+    assert folders._temporary() == [Path("/var/tmp"), Path("/dev/shm")]
+    with pytest.raises(BuildError, match="JITACT_CACHE_DIR=cache is in the current directory, which was removed"):
+        folders.configured()
+
+
 def test_a_file_in_the_way_means_another_folder(stand_in: Path, private: Path, caplog: pytest.LogCaptureFixture) -> None:
     stand_in.write_text("")
     entry, _ = obtain()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import BuildError
@@ -31,7 +31,7 @@ def configured() -> Path:
     """The folder that JITACT_CACHE_DIR names, else one in TORCH_EXTENSIONS_DIR, else one in the user's cache folder.
 
     Raises:
-        BuildError: a variable names the home folder of an unknown user.
+        BuildError: a variable names the home folder of an unknown user, or is relative to a folder that was removed.
     """
     named = _named("JITACT_CACHE_DIR")
     if named:
@@ -228,7 +228,7 @@ def _named(variable: str) -> Path | None:
     """The folder that an environment variable names, None if it is not set.
 
     Raises:
-        BuildError: it names the home folder of an unknown user.
+        BuildError: it names the home folder of an unknown user, or is relative to a folder that was removed.
     """
     text = os.environ.get(variable)
     if not text:
@@ -236,7 +236,10 @@ def _named(variable: str) -> Path | None:
     path = os.path.expanduser(text)
     if path.startswith("~"):
         raise BuildError(f"{variable}={text} names a home folder that is not known: name the whole path")
-    return Path(path).absolute()
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError:
+        raise BuildError(f"{variable}={text} is in the current directory, which was removed: name the whole path") from None
 
 
 def _candidates() -> list[Path]:
@@ -254,7 +257,10 @@ def _open_to_others(folder: Path) -> bool:
 
 
 def _temporary() -> list[Path]:
-    return [Path(os.environ.get("TMPDIR") or "/tmp").absolute(), Path("/var/tmp"), Path("/dev/shm")]
+    first = Path(os.environ.get("TMPDIR") or "/tmp")
+    with suppress(FileNotFoundError):  # relative to a current directory that was removed, where nothing can be made
+        first = first.absolute()
+    return [*([first] if first.is_absolute() else []), Path("/var/tmp"), Path("/dev/shm")]
 
 
 def _private(folder: Path) -> Path:
