@@ -39,7 +39,7 @@ constexpr int part_of(Op op, loops::Dtype dtype, int shape) {
 
 template <typename Call>
 int shape_among(const Call& call) {
-  if constexpr (kShapes > 1) return shape_of(call);
+  if constexpr (kShapes > 1) return shape_of(call, bytes_of(call.dtype));
   else return 0;
 }
 

@@ -12,9 +12,7 @@ namespace jitact::rows {
 // The shapes of rows with kernels of their own. Along the last dimension: those that fill vectors, or end within them, or are
 // staged. Across it: others, or those whose length has code of its own.
 constexpr int kWholeShape = 0, kRaggedShape = 1, kStagedShape = 2, kExactShape = 1;
-template <typename S>
-int shape_of(const Call& call) {
-  const int64_t size = 16 / Storage<S>::size;
+inline int shape_of(const Call& call, int64_t size) {  // bytes of an element as it is held
   if (call.inner > 1) return log_exact_wide(call, size) > 0 ? kExactShape : 0;
   return ShortRows::takes(call) ? kStagedShape : call.length * size % 16 == 0 ? kWholeShape : kRaggedShape;
 }
@@ -223,7 +221,7 @@ const char* run_cuda(const Call& call, void* stream) {
   const auto start_if = [&]<Op op, typename S>() {
     if constexpr (exists(op)) {
       if (call.op != op) return;
-      const int found = shape_of<S>(call);
+      const int found = shape_of(call, 16 / Storage<S>::size);
       const auto start_shape = [&]<int shape>() {
         if constexpr (kIsHere<op, S, shape>) {
           if (found != shape) return;
