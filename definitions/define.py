@@ -198,7 +198,7 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
     paths = [folder / f"{record.name}.cu" for record in records]
     for path, record in zip(paths, records, strict=True):
         text = rows_with_header(record) if isinstance(record, RowDefinition) else with_header(record)
-        path.write_text(text, encoding="utf-8")
+        kernel_file.write_file(path, text)
     return paths
 
 

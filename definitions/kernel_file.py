@@ -5,8 +5,11 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import os
 import re
+import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -32,6 +35,7 @@ __all__ = [
     "read_saves",
     "unmarked_numbers",
     "with_header",
+    "write_file",
 ]
 
 
@@ -45,6 +49,24 @@ def read_file(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from None
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes a kernel file, at once: other processes, which may load or save the same folder, never find a part of it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = path.resolve()  # a link stays one
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # not *.cu, which would be loaded
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def checked(text: str) -> str:

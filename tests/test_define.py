@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import gc
 import inspect
 import math
+import os
 import pickle
 import re
 import sys
@@ -1262,6 +1264,29 @@ def test_two_files_of_one_name(tmp_path: Path) -> None:
 def test_one_name_is_no_list_of_letters(tmp_path: Path) -> None:
     jitact.define("swoosh", "x * sin(x)")
     assert jitact.save_folder(tmp_path, "swoosh") == [tmp_path / "swoosh.cu"]
+
+
+def test_a_file_of_a_folder_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may load the folder, or save to it, at any moment, and the disk may be full."""
+    jitact.define("swoosh", "x * sin(x)")
+    (path,) = jitact.save_folder(tmp_path / "definitions", "swoosh")
+    path.rename(tmp_path / "elsewhere.cu")
+    path.symlink_to(tmp_path / "elsewhere.cu")
+    before, replace = path.read_text(), os.replace
+
+    def fill(*paths: Path) -> None:
+        assert path.read_text() == before and set(jitact.load_folder(path.parent)) == {"swoosh"}
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    jitact.define("swoosh", "x * cos(x)")
+    monkeypatch.setattr(os, "replace", fill)
+    with pytest.raises(OSError, match="No space left"):
+        jitact.save_folder(path.parent, "swoosh")
+    assert path.read_text() == before and list(path.parent.iterdir()) == [path] and len(list(tmp_path.iterdir())) == 2
+    jitact.define("swoosh", "x * cos(x)")
+    monkeypatch.setattr(os, "replace", replace)
+    jitact.save_folder(path.parent, "swoosh")
+    assert path.is_symlink() and "cos(x)" in path.read_text()
 
 
 # Checks.
