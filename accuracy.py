@@ -267,6 +267,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     if usual_place:
         args.json = Path("results", f"accuracy-{args.device.type}.json")
         args.json.parent.mkdir(exist_ok=True)
+    parser.refuse_results_of_others(args.json, "broken")
     results = {"machine": machine(args.device), "rows": []}
     print(report.describe_machine(results["machine"]))
     print(f"{'':30}" + "".join(f"{title:>8}" if title == "above" else f"{title:>16}{'':9}" for title in COLUMNS))

@@ -44,12 +44,18 @@ import torch
 from jitact import report
 from jitact.measuring import host_calls, models, operand_cases, operand_rows, page, text
 from jitact.measuring.activation_rows import measure_all
-from jitact.measuring.commandline import Parser, exit_code, keeping, machine, say, with_kept, write_json
+from jitact.measuring.commandline import Parser, exit_code, keeping, machine, say, stopped_at_once, with_kept, write_json
 from jitact.measuring.first_calls import first_use
 from jitact.registry import REGISTRY
 
 LEAST_COPIES = 6  # tensors of the full size alive at once without peers, which are left out of a row if memory is short
 TINY = (8, 64)  # the shape of --calls
+NOT_WITH = {
+    "--models": ("shape", "compile", "operands", "calls", "exported", "cold", "html", "plot"),
+    "--calls": ("compile", "operands", "exported", "cold", "html", "plot"),
+    "--operands": ("exported", "cold", "html", "plot"),
+}
+"""Options that would change nothing beside one that measures something else instead of activations."""
 DTYPES = {"cuda": [torch.float32, torch.bfloat16, torch.float16], "cpu": [torch.float32, torch.bfloat16]}
 
 
@@ -68,7 +74,7 @@ def written(results: dict[str, Any], path: Path | None) -> dict[str, Any]:
     both = with_kept(results, path)
     if "rows" in both:
         both["geometric_means"] = report.geometric_means(both["rows"])
-    if path:
+    if path and not stopped_at_once(results):
         write_json(path, both)
     return both
 
@@ -114,7 +120,7 @@ def activations(
         with keeping(results):
             results |= first_use(right, args.device, right if args.cold else right[:1])
     both = written(results, args.json)
-    if args.html:
+    if args.html and not stopped_at_once(results):
         args.html.write_text(page.report_html(both), encoding="utf-8")
     if args.plot and both["rows"]:
         report.draw(both, args.plot)
@@ -139,7 +145,7 @@ def blocks_of_models(parser: Parser, args: argparse.Namespace) -> int:
     say(report.describe_machine(results["machine"]))
     results |= models.measure_models(names, dtypes, args.device, blocks, min(8, (os.cpu_count() or 1) // 2) if on_gpu else 0)
     flagged = results["flagged"]
-    if args.json:
+    if args.json and not stopped_at_once(results):
         results = with_kept(results, args.json)
         results |= models.summary(results["rows"])
         write_json(args.json, results)
@@ -152,7 +158,7 @@ def calls_of_the_host(parser: Parser, args: argparse.Namespace) -> int:
     if not set(args.names) & set(names):
         parser.error(f"--calls has {', '.join(names)}")
     results = host_calls.measure_calls(args.names, args.dtype or [torch.float32], args.device, args.shape or TINY)
-    if args.json:
+    if args.json and not stopped_at_once(results):
         write_json(args.json, with_kept(results, args.json))
     for line in text.distrust(results["rows"]):
         say(line)
@@ -190,9 +196,14 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     parser = _parser(prog)
     args = parser.parse(arguments, others=[case.name for case in operand_cases.CASES])
-    if args.models is not None:
+    mode = "--models" if args.models is not None else "--calls" if args.calls else "--operands" if args.operands else ""
+    for option in NOT_WITH.get(mode, ()):
+        if getattr(args, option):
+            parser.error(f"{mode} does not take --{option}")
+    parser.refuse_results_of_others(args.json, {"--models": "block", "--calls": "us"}.get(mode, "wrong"))
+    if mode == "--models":
         return blocks_of_models(parser, args)
-    if args.calls:
+    if mode == "--calls":
         return calls_of_the_host(parser, args)
     if args.plot and not report.can_plot():
         parser.error("--plot needs matplotlib: pip install matplotlib")

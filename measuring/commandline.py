@@ -42,11 +42,14 @@ __all__ = [
     "machine",
     "progress",
     "say",
+    "stopped_at_once",
     "with_kept",
     "write_json",
 ]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+WRITERS = {"wrong": "jitact bench", "us": "jitact bench --calls", "block": "jitact bench --models", "broken": "jitact accuracy"}
+"""The commands that write files of results, by a key that only their rows have."""
 INTERRUPTED, CLOSED, ENDED = 130, 141, 143  # as shells count ends by SIGINT, SIGPIPE and SIGTERM
 
 
@@ -175,14 +178,21 @@ class CommandParser(argparse.ArgumentParser):
     def results_file(cls, text: str) -> Path:
         """The same for a file of results, which keeps those that are not measured again, and must not hold anything else."""
         path = cls.output_file(text)
-        if path.exists() and path.stat().st_size:
-            try:
-                known = "machine" in json.loads(path.read_text(encoding="utf-8"))
-            except (ValueError, TypeError):
-                known = False
-            if not known:
-                raise argparse.ArgumentTypeError(f"{text!r} holds something else than results, which would be lost")
+        if path.exists() and None in _writers(path):
+            raise argparse.ArgumentTypeError(f"{text!r} holds something else than results, which would be lost")
         return path
+
+    def refuse_results_of_others(self, path: Path | None, mark: str) -> None:
+        """An error for a file with rows of another command, which mean something else and cannot be kept beside the new ones.
+
+        Args:
+            path: a :meth:`results_file`.
+            mark: the key of :data:`WRITERS` for the rows that are going to be written.
+        """
+        others = _writers(path) - {WRITERS[mark]} if path and path.exists() else set()
+        if others:
+            written = " and ".join(sorted(f"`{other}`" for other in others if other))
+            self.error(f"{str(path)!r} holds results of {written}; write those of `{WRITERS[mark]}` to another file")
 
 
 class Parser(CommandParser):
@@ -298,6 +308,11 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {next((line for line in lines if 'error:' in line), lines[0])}"
 
 
+def stopped_at_once(results: dict[str, Any]) -> bool:
+    """Whether a measurement was stopped before its first row: then files of earlier ones, also of other machines, stay."""
+    return bool(results["stopped"]) and not (results.get("rows") or results.get("operands"))
+
+
 def write_json(path: Path, results: dict[str, Any]) -> None:
     """Writes results with the rows last, one per line: compact, and a changed row is one line of a diff."""
     results = _strict(results)
@@ -308,6 +323,23 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
         text += f',\n "{name}": [\n  ' + ",\n  ".join(json.dumps(row) for row in results[name]) + "\n ]"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n}}\n", encoding="utf-8")
+
+
+def _writers(path: Path) -> set[str | None]:
+    """The commands, of :data:`WRITERS`, whose results a file holds; with None if it holds something else, too."""
+    if not path.stat().st_size:
+        return set()
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        rows, operands = (list(results.get(key, ())) for key in ("rows", "operands"))
+        has_parts = all(isinstance(results.get(key, {}), dict) for key in ("dtypes", "first_use"))
+        valid = "device" in results["machine"] and has_parts and all(row["name"] and row["dtype"] for row in rows + operands)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        valid = False
+    if not valid:
+        return {None}
+    found: set[str | None] = {next((WRITERS[mark] for mark in WRITERS if mark in row), None) for row in rows}
+    return found | {WRITERS["wrong"]} if operands else found
 
 
 def with_kept(

@@ -244,6 +244,70 @@ class TestBench:
             bench.main(["relu", "--shape", "8x8", "--json", str(file)])
         assert file.read_text() == text and "holds something else than results" in capsys.readouterr().err
 
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"rows": [{"name": "relu"}]},
+            {"rows": [{"name": "relu", "dtype": "fp32"}]},
+            {"rows": [1]},
+            {"rows": None},
+            {"operands": [{"dtype": "fp32"}]},
+            {"dtypes": []},
+            {"machine": {}},
+        ],
+    )
+    def test_a_file_whose_rows_cannot_be_kept_is_refused_before_anything_is_measured(self, changed, tmp_path, capsys):
+        file = tmp_path / "other.json"
+        text = json.dumps({"machine": {"device": "H200"}, "rows": []} | changed)
+        file.write_text(text)
+        with pytest.raises(SystemExit):
+            bench.main(["relu", "--shape", "8x8", "--json", str(file)])
+        printed = capsys.readouterr()
+        assert file.read_text() == text and "holds something else than results" in printed.err and not printed.out
+
+    @pytest.mark.parametrize(
+        ("of", "by", "main", "arguments"),
+        [
+            ({"broken": []}, "jitact accuracy", bench.main, ["relu"]),
+            ({"us": {}}, "jitact bench --calls", bench.main, ["relu"]),
+            ({"wrong": []}, "jitact bench", bench.main, ["relu", "--calls"]),
+            ({"wrong": []}, "jitact bench", bench.main, ["relu", "--models"]),
+            ({"block": "mlp"}, "jitact bench --models", bench.main, ["relu", "--operands"]),
+            ({"wrong": []}, "jitact bench", accuracy.main, ["relu"]),
+        ],
+    )
+    def test_results_of_another_command_are_not_mixed_with_these(self, of, by, main, arguments, tmp_path, capsys):
+        file = tmp_path / "results.json"
+        text = json.dumps({"machine": {"device": "H200"}, "rows": [{"name": "relu", "dtype": "bf16"} | of]})
+        file.write_text(text)
+        with pytest.raises(SystemExit) as raised:
+            main([*arguments, "--device", "cpu", "--json", str(file)])
+        printed = capsys.readouterr()
+        assert raised.value.code == 2 and file.read_text() == text and not printed.out
+        assert f"results.json' holds results of `{by}`; write those of `" in printed.err
+
+    @pytest.mark.parametrize("mode", [[], ["--operands"], ["--calls"], ["--models"]])
+    def test_stopped_before_the_first_row_it_leaves_files_as_they_are(self, mode, tmp_path, capsys, monkeypatch):
+        def measured(*_):
+            found = {"operands": []} if mode == ["--operands"] else {"rows": []}
+            return found | {"machine": {"device": "here", "kind": "cpu"}, "dtypes": {}, "stopped": 130, "flagged": 0}
+
+        monkeypatch.setattr(bench, "measure_all", measured)
+        monkeypatch.setattr(operand_rows, "measure_operands", measured)
+        monkeypatch.setattr(host_calls, "measure_calls", measured)
+        monkeypatch.setattr(models, "measure_models", measured)
+        mark = {"--calls": "us", "--models": "block"}.get("".join(mode), "wrong")
+        rows = [{"name": "relu", "dtype": "bf16", mark: []}]
+        files = {"results.json": json.dumps({"machine": {"device": "there"}, "rows": rows})}
+        if not mode:
+            files["page.html"] = "<p>an earlier page</p>"
+        options = []
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+            options += [f"--{name.partition('.')[2]}", str(tmp_path / name)]
+        assert bench.main(["relu", *mode, "--device", "cpu", *options]) == 130
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
     def test_counting_what_is_kept_keeps_nothing(self):
         outputs = []
 
@@ -282,6 +346,10 @@ class TestBench:
             (["--operands", "softmin"], "--operands has gelu, "),
             (["--calls", "mish"], "--calls has relu, silu, "),
             (["--fast"], "unrecognized arguments: --fast"),
+            (["gelu", "--calls", "--html", "page.html"], "--calls does not take --html"),
+            (["gelu", "--models", "mlp", "--shape", "8x8"], "--models does not take --shape"),
+            (["gelu", "--models", "--calls"], "--models does not take --calls"),
+            (["gelu", "--operands", "--cold"], "--operands does not take --cold"),
         ],
     )
     def test_bad_arguments(self, capsys, arguments, says):
