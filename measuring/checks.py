@@ -169,7 +169,10 @@ def default_device(device: str | torch.device | None) -> torch.device:
     if not isinstance(device, str | torch.device | None):
         raise TypeError(f"device must be a name, as 'cuda:0', or a torch.device; got {what_it_is(device)}")
     gpus = torch.cuda.device_count()
-    chosen = torch.device(device or ("cuda" if gpus else "cpu"))
+    try:
+        chosen = torch.device(device or ("cuda" if gpus else "cpu"))
+    except RuntimeError:  # PyTorch knows no such device, and would list all that it was ever built for
+        chosen = torch.device("meta")
     if chosen.type != "cpu" and not (chosen.type == "cuda" and (chosen.index or 0) < gpus):
         raise ValueError(f"device must be 'cpu' or a GPU, as 'cuda:0', of which PyTorch sees {gpus}; got {device!r}")
     return chosen

@@ -37,6 +37,7 @@ __all__ = [
 Function = Callable[..., Tensor]
 SPREAD = 2.0  # the standard deviation of the samples of all operands but the first
 SAMPLES = 2**15  # the approximate number of samples for types wider than 16 bits
+LEAST = 2**12  # samples for 16-bit types: a range with few values of x says little unless the other operands have many
 OFTEN = 8  # one in so many samples is drawn from all numbers within +-100
 
 
@@ -132,7 +133,7 @@ def lines_of_several(record: Activation, params: tuple[float, ...], fixed: dict[
     The ``fixed`` operands have one value for all elements; their gradients, which are sums over all, are not checked.
     """
     dtype, names, layout = x.dtype, record.layout.tensors, record.layout
-    x = x[:: 1 + x.numel() // SAMPLES] if dtype.itemsize > 2 else x
+    x = x[:: 1 + x.numel() // SAMPLES] if dtype.itemsize > 2 else x.repeat(1 + LEAST // x.numel()) if x.numel() < LEAST else x
     learned = tuple(names[place] for place in layout.places if names[place] not in fixed)
     others = [torch.full_like(x, fixed[name]) if name in fixed else _sample(x, k) for k, name in enumerate(names[1:], 1)]
     operands = [x, *others]

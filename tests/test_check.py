@@ -134,6 +134,11 @@ def test_an_overflow_on_the_way_is_told_from_a_slip() -> None:
     assert not jitact.check(slip("log(1 + exp(x))"), dtypes=[torch.float32])
 
 
+def test_few_values_of_x_are_checked_with_many_of_the_others() -> None:
+    product = jitact.define("product_up_to_2", "x * z", reference=lambda x, z: x * z * (1 + (z > 2)))
+    assert not jitact.check(product, low=0, high=0, dtypes=[torch.bfloat16])
+
+
 def test_only_what_the_parameters_allow_is_checked(capsys: pytest.CaptureFixture) -> None:
     result = jitact.check(jitact.get("softplus")(threshold=2.0), dtypes=[torch.float32])
     assert result and [line.save for line in result.lines] == ["input"]
@@ -225,6 +230,7 @@ def test_the_table_is_printed_once(capsys: pytest.CaptureFixture) -> None:
     ({"low": "0"}, TypeError, r"check: low must be a number, got '0'"),
     ({"high": torch.ones(2)}, TypeError, r"check: high must be a number, got "),
     ({"device": "mps"}, ValueError, r"device must be 'cpu' or a GPU, as 'cuda:0', of which PyTorch sees \d+; got 'mps'"),
+    ({"device": "xyz"}, ValueError, r"device must be 'cpu' or a GPU, .*; got 'xyz'"),
     ({"device": "cuda:99"}, ValueError, r"device must be .*; got 'cuda:99'"),
     ({"low": 1e6, "dtypes": [torch.float16]}, ValueError, r"check: there is no float16 from low=1e\+06 to high=inf"),
 ])  # fmt: skip
