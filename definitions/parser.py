@@ -61,6 +61,7 @@ HABITS = {
 # Functions that others have, and what to write instead.
 ELSEWHERE = {
     "where": "write condition ? a : b",
+    "select": "write condition ? a : b",
     "sign": "write (x > 0) - (x < 0), or copysign(1, x)",
     "sgn": "write (x > 0) - (x < 0), or copysign(1, x)",
     "square": "write x * x",

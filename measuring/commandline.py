@@ -178,7 +178,7 @@ class CommandParser(argparse.ArgumentParser):
     def results_file(cls, text: str) -> Path:
         """The same for a file of results, which keeps those that are not measured again, and must not hold anything else."""
         path = cls.output_file(text)
-        if path.exists() and None in _writers(path):
+        if None in _writers(path):
             raise argparse.ArgumentTypeError(f"{text!r} holds something else than results, which would be lost")
         return path
 
@@ -189,7 +189,7 @@ class CommandParser(argparse.ArgumentParser):
             path: a :meth:`results_file`.
             mark: the key of :data:`WRITERS` for the rows that are going to be written.
         """
-        others = _writers(path) - {WRITERS[mark]} if path and path.exists() else set()
+        others = _writers(path) - {WRITERS[mark]} if path else set()
         if others:
             written = " and ".join(sorted(f"`{other}`" for other in others if other))
             self.error(f"{str(path)!r} holds results of {written}; write those of `{WRITERS[mark]}` to another file")
@@ -327,7 +327,7 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
 
 def _writers(path: Path) -> set[str | None]:
     """The commands, of :data:`WRITERS`, whose results a file holds; with None if it holds something else, too."""
-    if not path.stat().st_size:
+    if not path.is_file() or not path.stat().st_size:  # /dev/stdout holds nothing, and reading it waits for input
         return set()
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
@@ -351,7 +351,7 @@ def with_kept(
     device counts. Rows measured again keep their place. Kept rows of another version or device, which ``facts`` may allow, say
     so in ``"by"``. The caller recomputes what depends on all rows, such as means.
     """
-    if path is None or not path.exists():
+    if path is None or not path.is_file():
         return results
     try:
         before, now = json.loads(path.read_text(encoding="utf-8")), results["machine"]

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import jitact
 from jitact import accuracy, bench, registry, report
 from jitact.accuracy import every_16bit_value, ulp_error
 from jitact.measuring import activation_rows, first_calls, host_calls, instructions, models, operand_cases, operand_rows, timing
-from jitact.measuring.commandline import with_kept, write_json
+from jitact.measuring.commandline import Parser, with_kept, write_json
 from jitact.rows.modules import names as row_names
 
 INF, NAN = math.inf, math.nan
@@ -734,6 +735,12 @@ class TestWithKept:
         for text in ("no JSON", "[1]", "{}", json.dumps({"machine": self.MACHINE | {"jitact": "0"}, "rows": []})):
             path.write_text(text, encoding="utf-8")
             assert with_kept(new, path) == new
+
+    def test_a_pipe_or_a_terminal_is_not_read(self, tmp_path, monkeypatch):
+        os.mkfifo(tmp_path / "pipe")
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("it would wait for input"))
+        new = {"machine": self.MACHINE, "rows": []}
+        assert with_kept(new, tmp_path / "pipe") == new and Parser.results_file(str(tmp_path / "pipe"))
 
 
 def test_fewest_instructions_for_a_byte():

@@ -91,6 +91,7 @@ def test_expression_in_python(text: str, python: str) -> None:
     [
         ("x * sine(x)", "unknown function 'sine'; did you mean sin", "sine"),
         ("x * sine", "'sine' is near to sin and sinh; did you mean sin or sinh?", "sine"),
+        ("select(x > 0, x, 0)", "unknown function 'select'; write condition ? a : b", "select"),
         ("where(x > 0, x, 0)", "unknown function 'where'; write condition ? a : b", "where"),
         ("square(x)", "unknown function 'square'; write x * x", "square"),
         ("dropout(x, p=0.5)", "in calls give numbers without their names", "="),
