@@ -743,6 +743,18 @@ class TestWithKept:
         assert with_kept(new, tmp_path / "pipe") == new and Parser.results_file(str(tmp_path / "pipe"))
 
 
+def test_a_build_that_was_found_elsewhere_is_not_timed_as_one(monkeypatch):
+    def seconds(names, device, **variables):
+        for name in names[1:] if variables else ():  # the first is loaded from another folder
+            (Path(variables["JITACT_CACHE_DIR"]) / f"{name}-0123").mkdir()
+        return dict.fromkeys(names, 0.25) | {"import": 1.0}
+
+    monkeypatch.setattr(first_calls, "_seconds_of_first_use", seconds)
+    monkeypatch.setattr(first_calls, "_recorded_seconds", lambda name: 7.0)
+    uses = first_calls.first_use(["relu", "gelu"], torch.device("cpu"), ["relu", "gelu"])["first_use"]
+    assert [use["build_s"] for use in uses.values()] == [7.0, 0.25]
+
+
 def test_fewest_instructions_for_a_byte():
     """The cheapest path through the machine code counts: here one vector, or elements in a loop."""
     code = """
