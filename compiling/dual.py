@@ -167,7 +167,7 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
 
     def magnitude(x: Dual | Value) -> Dual:
         x = _dual(x)
-        sign = select(x > 0, 1.0, select(x < 0, -1.0, x.value))  # 0 and NaN are their own sign
+        sign = select(x > 0, 1.0, select(x < 0, -1.0, x.value * 0))  # 0 or NaN, without a derivative
         return Dual(functions["abs"](x.value), times_derivative(sign, x.derivative), x.by_choice)
 
     def signed(size: Dual | Value, sign: Dual | Value) -> Dual:

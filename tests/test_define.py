@@ -576,7 +576,7 @@ def test_gradients_beside_literals_are_pytorchs() -> None:
 
 # Where a derivative is 0, but not in the neighbourhood.
 FLAT = ["x * x * (x + 2)", "x * x / (x + 2)", "2 / (x * x + x + 1)", "sin(x * x) * exp(x)",
-        "(x + 1) * (cos(x) - x * x) / (2 - x)", "pow(x * x + 1, 2) * x * x"]  # fmt: skip
+        "(x + 1) * (cos(x) - x * x) / (2 - x)", "pow(x * x + 1, 2) * x * x", "abs(x) * (x + 2)"]  # fmt: skip
 
 
 def test_second_derivatives_where_a_slope_is_zero() -> None:

@@ -189,6 +189,10 @@ JITACT_INLINE T difference_of(T a, Varies of_a, T b, Varies of_b) {
   return is_constant(of_b) ? a : is_constant(of_a) ? -b : a - b;
 }
 
+// A number without its derivative.
+template <typename T>
+JITACT_INLINE T as_constant(T x) { return x; }
+
 // value + derivative * epsilon, with epsilon^2 = 0. Comparisons compare values only. Terms of a derivative are not named: where
 // a chosen variable ends, gcc keeps a mark, and does not vectorise a loop with conditions.
 template <typename T>
@@ -253,8 +257,10 @@ struct Dual {
   friend JITACT_INLINE Dual min(Dual a, Dual b) { return select_bits((a.value < b.value) | isnan(a.value), a, b); }
   friend JITACT_INLINE Dual max(Dual a, Dual b) { return select_bits((a.value > b.value) | isnan(a.value), a, b); }
   friend JITACT_INLINE Dual clamp(Dual x, Dual lo, Dual hi) { return min(max(x, lo), hi); }
+  friend JITACT_INLINE Dual as_constant(Dual x) { return Dual(as_constant(x.value)); }
   friend JITACT_INLINE Dual abs(Dual x) {
-    return {abs(x.value), times_derivative(x.value > T(0) ? T(1) : x.value < T(0) ? T(-1) : x.value, x.derivative), x.varies};
+    return {abs(x.value),
+            times_derivative(x.value > T(0) ? T(1) : x.value < T(0) ? T(-1) : as_constant(x.value), x.derivative), x.varies};
   }
   friend JITACT_INLINE Dual folded(Dual x) { return {folded(x.value), x.value < 0 ? -x.derivative : x.derivative, x.varies}; }
   friend JITACT_INLINE Dual right_part(Dual x) { return {right_part(x.value), x.value < 0 ? T(0) : x.derivative, x.varies}; }
