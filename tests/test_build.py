@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import io
+import itertools
 import json
 import logging
 import os
@@ -609,6 +610,12 @@ def test_a_program_that_closes_all_files(stand_in: Path, monkeypatch: pytest.Mon
         assert load._open_copy(entry).answer() == number
         os.close(copies[-1])
     assert copies[0] == copies[1]
+
+
+def test_a_program_that_loads_many_kernels(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of each copy is spelled in another way, and none is longer than paths may be."""
+    monkeypatch.setattr(load, "_copies", itertools.count(2**20))
+    assert load._open_copy(obtain(1)[0]).answer() == 1
 
 
 def test_first_use_is_fast(folder: Path) -> None:

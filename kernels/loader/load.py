@@ -139,8 +139,10 @@ def _open_copy(entry: Entry) -> ctypes.CDLL:
         # Sealed: a forked child inherits the descriptor, and even one that drops its privileges could write to our code.
         fcntl.fcntl(copy, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         # The loader takes a path that it knows for the library that it had. The descriptor stays open, but a program may close
-        # all that there are, as daemons do, so that its number is given out again: each path is spelled in another way.
-        return ctypes.CDLL(f"/proc/self/fd/{'./' * next(_copies)}{copy}")
+        # all that there are, as daemons do, so that its number is given out again: each path is spelled in another way, by the
+        # slashes for the binary digits of a count.
+        spelled = format(next(_copies), "b").replace("0", "./").replace("1", ".//")
+        return ctypes.CDLL(f"/proc/self/fd/{spelled}{copy}")
     except BaseException:
         os.close(copy)
         raise
