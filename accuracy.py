@@ -30,6 +30,7 @@ from jitact.measuring.commandline import (
     machine,
     progress,
     say,
+    stopped_at_once,
     with_kept,
     write_json,
 )
@@ -278,7 +279,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
             for row in rows_of(name, dtype, args.device, args.fast_math):
                 results["rows"].append(row)
                 say(describe_row(row))
-    if results["stopped"] and not results["rows"]:
+    if stopped_at_once(results):
         print("STOPPED before the first row")
         return results["stopped"]
     if results["stopped"] and usual_place:  # the default file is for complete runs

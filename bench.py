@@ -14,6 +14,7 @@ import math
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,21 @@ def operands(
     return operand_rows.measure_operands(chosen, dtypes, args.device, args.compile, args.shape)
 
 
-def written(results: dict[str, Any], path: Path | None) -> dict[str, Any]:
-    """Merges results with the rows in a file that were not measured again, writes the file if one is given, and returns all."""
+def means(rows: list[report.Entry]) -> dict[str, Any]:
+    """What results of activations say about all of their rows."""
+    return {"geometric_means": report.geometric_means(rows)}
+
+
+def written(
+    results: dict[str, Any], path: Path | None, about: Callable[[list[report.Entry]], dict[str, Any]] = means
+) -> dict[str, Any]:
+    """Merges results with the rows in a file that were not measured again, writes the file if one is given, and returns all.
+
+    A measurement that was stopped before its first row leaves the file as it is. ``about`` tells what depends on all rows.
+    """
     both = with_kept(results, path)
     if "rows" in both:
-        both["geometric_means"] = report.geometric_means(both["rows"])
+        both |= about(both["rows"])
     if path and not stopped_at_once(results):
         write_json(path, both)
     return both
@@ -145,10 +156,7 @@ def blocks_of_models(parser: Parser, args: argparse.Namespace) -> int:
     say(report.describe_machine(results["machine"]))
     results |= models.measure_models(names, dtypes, args.device, blocks, min(8, (os.cpu_count() or 1) // 2) if on_gpu else 0)
     flagged = results["flagged"]
-    if args.json and not stopped_at_once(results):
-        results = with_kept(results, args.json)
-        results |= models.summary(results["rows"])
-        write_json(args.json, results)
+    written(results, args.json, models.summary)
     return results["stopped"] or (1 if flagged else 0)
 
 
@@ -158,8 +166,7 @@ def calls_of_the_host(parser: Parser, args: argparse.Namespace) -> int:
     if not set(args.names) & set(names):
         parser.error(f"--calls has {', '.join(names)}")
     results = host_calls.measure_calls(args.names, args.dtype or [torch.float32], args.device, args.shape or TINY)
-    if args.json and not stopped_at_once(results):
-        write_json(args.json, with_kept(results, args.json))
+    written(results, args.json, lambda rows: {})
     for line in text.distrust(results["rows"]):
         say(line)
     return results["stopped"]
