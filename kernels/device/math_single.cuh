@@ -81,17 +81,14 @@ JITACT_INLINE float root_of(float p) { return sqrtf(p); }
 
 // a / (b + low) for b from 1 to 2, |low| tiny and finite a, in effect rounded once: the residual corrects the quotient. It is
 // negated, as -0 + 0 is 0: so a quotient of -0 keeps its sign.
-JITACT_INLINE float corrected(float a, float b, float low, float r, float q) {
-  return fmaf(fmaf(low, q, fmaf(b, q, -a)), -r, q);
-}
 JITACT_INLINE float divide_finite(float a, float b, float low) {
-  const float r = rough_reciprocal(b);
-  return corrected(a, b, low, r, a * r);
+  const float r = rough_reciprocal(b), q = a * r;
+  return fmaf(fmaf(low, q, fmaf(b, q, -a)), -r, q);
 }
 // The same for any a: an infinite one's residual is NaN.
 JITACT_INLINE float divide(float a, float b, float low) {
-  const float r = rough_reciprocal(b), q = a * r;
-  return select(fabsf(q) <= 3.40282347e38f, corrected(a, b, low, r, q), q);
+  const float q = a * rough_reciprocal(b);
+  return select(fabsf(q) <= 3.40282347e38f, divide_finite(a, b, low), q);
 }
 
 // exp(x + low) = 2^n exp(r) with integer n, |r| <= ln(2) / 2 (Cody and Waite) and exp(r) = 1 + r + r^2 q. |x| is at most 2^21,

@@ -164,7 +164,7 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
     forget(words);
     combine<held ? 0 : 3>(of_row, Highest(), folded_in_two_);
     peak = of_row[0];
-    const T stored_peak = pairs && scale_ < 0 ? -peak : peak;
+    const T stored_peak = pairs && scale_ < 0 ? -peak : peak;  // as it is in words
     if constexpr (kPrecise) peak = T(ptx::product(stored_peak.v, scale_.v));
     invalid = peak - peak;
     // In most rows only one of many warps has the peak.
@@ -182,10 +182,7 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
     }
 
     T subtracted = base;
-    if (kPrecise && base != 0) {  // as Weights with a scale: elements below a far peak have no weight
-      const uint32_t exponent = __float_as_uint(stored_peak.v) & 0x7f800000u, sign = __float_as_uint(scale_.v) & 0x80000000u;
-      times_ = __uint_as_float((274u << 23) - exponent | sign), subtracted = stored_peak * times_;
-    }
+    if (kPrecise && base != 0) times_ = factor_of_far(stored_peak.v, scale_.v), subtracted = stored_peak * times_;
     weights = weights_beside<S>(peak, scale_);
     T aside = 0;
     if constexpr (kSetsAside)

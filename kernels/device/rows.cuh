@@ -35,17 +35,22 @@ namespace jitact {
 template <typename T>
 JITACT_INLINE bool is_far(T peak) { return !(abs(peak) < 0x1p20); }
 
+// The factor, with the scale's sign, that brings a far peak of unscaled 16-bit elements to between 2^20 and 2^21. Any other
+// element differs from the peak by at least 2^-11 of it, so its weight is 0, as it is with the scale.
+JITACT_INLINE float factor_of_far(float peak, float scale) {
+  const uint32_t exponent = single::to_bits(peak) & 0x7f800000u, sign = single::to_bits(scale) & 0x80000000u;
+  return single::from_bits((274u << 23) - exponent | sign);
+}
+
 // For 16-bit results, one fma and one exponential. The rounding error of the shift scales all weights of a row alike.
 template <typename T>
 class Weights {
  public:
   Weights() = default;
   JITACT_INLINE explicit Weights(T peak) : times_(narrow::kLog2e), shift_(fmaf(-narrow::kLog2e, peak.v, 60.0f)) {}
-  // For unscaled elements. If the peak is far, any other 16-bit element differs from it by at least 2^-11 of it, so its weight
-  // is 0, as it also is if the peak is scaled to between 2^20 and 2^21.
+  // For unscaled elements.
   JITACT_INLINE Weights(T peak, T scale) : times_(scale.v * narrow::kLog2e) {
-    const uint32_t exponent = single::to_bits(peak.v) & 0x7f800000u, sign = single::to_bits(scale.v) & 0x80000000u;
-    if (is_far(peak * scale)) times_ = single::from_bits((274u << 23) - exponent | sign);
+    if (is_far(peak * scale)) times_ = factor_of_far(peak.v, scale.v);
     shift_ = fmaf(-times_, peak.v, 60.0f);
   }
   JITACT_INLINE T of(T t) const { return narrow::exp2(fmaf(t.v, times_, shift_)); }
