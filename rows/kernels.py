@@ -102,8 +102,12 @@ GPU_BACKWARD = {
 GPU_EVERY is also for where PyTorch needs another pass, for a scale."""
 
 GPU_MASKED = Lengths((range(8, LONGEST),), (range(8, LONGEST),))
-GPU_CONVERTED = Lengths((range(16, 33), range(40, LONGEST)), (range(1000, LONGEST),))
-"""The same for masks and conversions, and for the one conversion that PyTorch does in the same pass, from float16."""
+GPU_CONVERTED = {
+    "softmax": GPU_EVERY,
+    "log_softmax": Lengths((EVERY,), (range(3, 193), range(225, 385), range(449, LONGEST))),
+}
+"""The same for masks and conversions. Those from bfloat16 are always taken, those from float16, which PyTorch does in the same
+pass, where GPU_CONVERTED says so."""
 
 CPU_FORWARD: dict[tuple[str, int], tuple[int, int]] = {
     ("softmax", 2): (512, 128),
@@ -215,15 +219,17 @@ def fits_types(x: Tensor, dim: int, types: RowTypes) -> bool:
     return x.data_ptr() % ALIGNED == 0 and touched <= most
 
 
-def takes_types(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
+def takes_types(kernel: str, x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
     """The same, and whether it is no slower than PyTorch's operators."""
     size = x.numel() * max(x.itemsize, getattr(torch, types.output).itemsize)
     if not SCALES[0] <= abs(scale) <= SCALES[1] or size < SMALL or not fits_types(x, dim, types):
         return False
     length = x.shape[dim]
     if x.is_cuda:
-        is_fused = types.mask == "none" and scale == 1 and x.dtype is torch.float16
-        lengths = GPU_CONVERTED if is_fused else GPU_MASKED
+        lengths = GPU_MASKED
+        if types.mask == "none" and x.itemsize == 2:
+            is_fused = scale == 1 and x.dtype is torch.float16
+            lengths = GPU_CONVERTED[kernel] if is_fused else GPU_EVERY
         return _has(lengths, length, _elements_of_a_vector(x, types))
     mask = types.mask if types.mask in ("none", "bool") else "added"
     return length >= CPU_MASKED[mask][size >= LARGE] and _has_vectors()

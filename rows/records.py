@@ -113,7 +113,7 @@ class RowActivation:
 
     def takes_types(self, x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
         """The same for a build for particular types, if it is no slower than a mask or conversion before the usual kernel."""
-        return kernels.takes_types(x, dim, scale, types)
+        return kernels.takes_types(self.kernel, x, dim, scale, types)
 
     def forward_by_kernel(self, x: Tensor, dim: int, scale: float, beside: Beside = NOTHING) -> Tensor:
         """The activation of ``scale x``, for a supported tensor."""

@@ -228,6 +228,22 @@ def test_long_rows_that_are_converted(kind: str, build: Callable) -> None:
                 torch.testing.assert_close(y[at_peak], share.log() if name == "log_softmax" else share)
 
 
+@pytest.mark.parametrize("kind", ["converted", "converted to shares"])
+def test_short_rows_that_are_converted(kind: str, build: Callable) -> None:
+    """A GPU's blocks copy rows to shared memory that do not fill vectors, each thread a part of one row or several rows."""
+    torch.manual_seed(0)
+    name, input, output, _ = BUILDS[kind]
+    run = build(name, types_of(input, output, None))
+    for length in (3, 8, 9, 31, 100, 197, 256, 260, 333, 577, 599, 601):
+        for rows in (1, 37, 260):
+            x = (torch.randn(rows, length) * 6).to(input)
+            x[0], x[-1, -1] = -INF, NAN
+            for scale in (1.0, -0.25):
+                y, t = run("forward", x, None, scale), as_added(x, scale, None)
+                assert y[0].isnan().all() and y[-1].isnan().all(), (length, rows)
+                check(y[1:-1], name, t[1:-1], (length, rows, scale))
+
+
 def test_rows_that_have_the_same_one_of_a_large_mask(build: Callable) -> None:
     """A GPU processes such rows one after another, and of short ones some that are side by side."""
     torch.manual_seed(0)
@@ -454,16 +470,17 @@ def test_lengths_of_rows_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for kinds, length, expected in (
         ((BF16, F32, None), 8, True),
         ((BF16, F32, None), 333, True),
-        ((BF16, F32, None), 7, False),
+        ((BF16, F32, None), 3, True),
         ((torch.int64, F32, None), 333, True),
-        ((F16, F32, None), 16, True),
-        ((F16, F32, None), 12, False),
-        ((F16, F32, None), 36, False),
-        ((F16, F32, None), 40, True),
-        ((F16, F32, None), 999, False),  # PyTorch's converts in the same pass
-        ((F16, F32, None), 1001, True),
-        ((F16, F32, F16), 333, True),
-        ((F16, F32, None, 0.5), 333, True),  # but not the scale
+        ((torch.int64, F32, None), 7, False),
+        ((F16, F32, None), 192, True),
+        ((F16, F32, None), 191, True),
+        ((F16, F32, None), 197, False),  # PyTorch's converts in the same pass
+        ((F16, F32, None), 333, True),
+        ((F16, F32, None), 385, False),
+        ((F16, F32, None), 449, True),
+        ((F16, F32, F16), 385, True),
+        ((F16, F32, None, 0.5), 385, True),  # but not the scale
         ((F32, F32, torch.bool), 8, True),
         ((BF16, BF16, torch.bool), 9, True),
         ((BF16, BF16, BF16), 7, False),
@@ -474,7 +491,9 @@ def test_lengths_of_rows_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         sizes = {"shape": (2**18, length), "numel": lambda n=length: 2**18 * n, "itemsize": kinds[0].itemsize}
         x = SimpleNamespace(dtype=kinds[0], device="cuda", is_cuda=True, data_ptr=lambda: 0, **sizes)
-        assert row_kernels.takes_types(x, 1, *kinds[3:] or (1.0,), types_of(*kinds[:3])) is expected, (kinds, length)
+        call = x, 1, *(kinds[3:] or (1.0,)), types_of(*kinds[:3])
+        assert row_kernels.takes_types("log_softmax", *call) is expected, (kinds, length)
+        assert row_kernels.takes_types("softmax", *call) is (expected or kinds == (F16, F32, None)), (kinds, length)
 
 
 def test_lengths_of_rows_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,7 +510,7 @@ def test_lengths_of_rows_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ((BF16, F32, None), 2**15, 256, True),
     ):
         x = torch.empty(rows, length, dtype=kinds[0], device="meta")
-        assert row_kernels.takes_types(x, 1, 1.0, types_of(*kinds)) is expected, (kinds, rows, length)
+        assert row_kernels.takes_types("softmax", x, 1, 1.0, types_of(*kinds)) is expected, (kinds, rows, length)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -168,6 +168,13 @@ JITACT_DEVICE Words load(const Words* p, Policy policy) {
 #endif
 }
 
+// Starts to fetch bytes, a multiple of 16 from an address that is one, to the L2 cache.
+JITACT_DEVICE void fetch_to_l2(const void* from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 // Asynchronous copy of 16 bytes to shared memory. A thread's copies up to commit_copies() form a group.
 JITACT_DEVICE void copy_async(unsigned to, const void* from, Policy policy) {
 #if __CUDA_ARCH__ == 900

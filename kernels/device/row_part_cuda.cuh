@@ -20,6 +20,13 @@ static_assert(kMostVectors == int64_t(kMostChunks) * kChunk * kThreads * kCluste
 static_assert(kHeldVectors == int64_t(kMany * kClusterBlocks) << kLogOfMany);
 #endif
 
+#ifdef JITACT_ROW_INPUT
+// Whether a block fetches its share of a row further on, see Rows::fetch_share.
+template <Op op, typename S, bool ragged, int held>
+constexpr bool kFetchesAhead = op == Op::forward && held == kFew && !kIsPrecise<S> &&
+                               (kMasks ? kAdds != ragged : sizeof(Input) == 2 && !Fold<Single>::as_it_is);
+#endif
+
 struct Launch {
   int threads, log_threads;  // per block
   int group, log_group;      // threads per block that share a row
@@ -38,6 +45,7 @@ struct Launch {
 #ifdef JITACT_ROW_INPUT
   MaskOfRows mask;
   bool gives_shares;
+  int64_t ahead;  // how many rows further on is the one that is fetched to the L2 cache; 0: none is
 #endif
   Operands operands;
 };
@@ -376,7 +384,7 @@ class PartOfRows {
         if constexpr (!std::is_same_v<TakingPart, All>)
           JITACT_UNROLL for (int i = 0; i < size; i++) results[i] = bits >> (v * size + i) & 1 ? results[i] : T(0);
         const Vector vector = Results::narrow(results);
-        if constexpr (kStaged) staged_.put(vector, at(c, v), left(c, v, full));
+        if constexpr (kStaged) staged_.put(bit_cast<Words>(vector), at(c, v), left(c, v, full));
 #ifdef JITACT_ROW_INPUT
         else if (!is_cut(c, v, full)) store_result(to + vectors_to(c, v), vector, v);
 #else

@@ -62,10 +62,12 @@ uint32_t lowest(float scale) {
   return scale > 0 ? bits | signs : bits;
 }
 
-// Whether elements of a type are scaled as part of their weights' computation: 16-bit ones, unless computed as float32. Others are
-// scaled before.
+// Whether elements are of 16 bits, but computed as float32; and whether they are scaled as part of their weights' computation, as
+// other 16-bit ones are.
 template <typename S>
-constexpr bool kScaledByWeights = sizeof(S) == 2 && !std::is_same_v<typename Storage<S>::T, Single>;
+constexpr bool kIsPrecise = sizeof(S) == 2 && std::is_same_v<typename Storage<S>::T, Single>;
+template <typename S>
+constexpr bool kScaledByWeights = sizeof(S) == 2 && !kIsPrecise<S>;
 template <typename S, typename T>
 JITACT_DEVICE Weights<T> weights_beside(T peak, T scale) {
   if constexpr (kScaledByWeights<S>) return Weights<T>(peak, scale);

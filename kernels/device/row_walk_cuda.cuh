@@ -60,6 +60,10 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
       else
 #endif
       load(words);
+#ifdef JITACT_ROW_INPUT
+      if (kFetchesAhead<op, S, ragged, held> && launch_.ahead > 0 && threadIdx.x == 0 && left > launch_.ahead)
+        fetch_share(first + launch_.ahead);
+#endif
       if (launch_.blocks > 1) ptx::cluster_wait();  // until all blocks are there
       walk(words);
     } else {
@@ -96,6 +100,19 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
 
  private:
   static constexpr int turns = held ? 3 : 4;  // exchanges per row
+
+#ifdef JITACT_ROW_INPUT
+  // Starts to fetch the block's share of a row to the L2 cache. Of long rows, as many threads as there can be hold little of x, as
+  // it is converted or beside its mask: not enough is on its way to keep the memory busy.
+  JITACT_DEVICE void fetch_share(int64_t row) const {
+    if constexpr (kMasks) row = launch_.mask.row_at(unsigned(row));
+    constexpr int size = sizeof(Input);
+    const int64_t begin = row * launch_.length * size & ~int64_t(15);
+    const int share = int(int64_t(launch_.length) * size / launch_.blocks) & ~15;  // in 32 bits, nvcc keeps other values in memory
+    const char* const from = static_cast<const char*>(launch_.read[0]);
+    ptx::fetch_to_l2(from + begin + int64_t(ptx::cluster_rank()) * share, unsigned(share));
+  }
+#endif
 
   template <bool first, typename Visit>
   JITACT_DEVICE void each(Held& words, const Visit& visit) const { Base::template each<first>(words, visit); }
@@ -461,8 +478,12 @@ __global__ void __launch_bounds__(kShortRowThreads, short_row_blocks(vectors))
     walk_short_rows(const __grid_constant__ StagedLaunch<ShortRows> launch) {
   ptx::wait_for_last();
   constexpr int each = of_each(vectors, reads(op));
+#ifdef JITACT_ROW_INPUT
+  using Here = StagedInput<Input, of_memory(vectors)>;
+#else
   using Here = std::conditional_t<is_of_whole(vectors), StagedVectors<S, reads(op), each>,
                                   StagedRows<S, reads(op), kManyOfRow / reads(op)>>;
+#endif
   Rows<op, S, !is_of_whole(vectors), each * reads(op), Here>(launch).run();
 }
 

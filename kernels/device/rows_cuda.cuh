@@ -47,7 +47,7 @@ template <Op op, typename S>
 Launch shared_by(int64_t vectors) {
   Launch launch{};
   constexpr int64_t each = kFew / reads(op);
-  const bool is_short = kStagesRows ? sizeof(S) == 2 && vectors <= 32 : vectors <= 8 || (masks(op) > 0 && vectors == 16);
+  const bool is_short = kStagesWhole ? sizeof(S) == 2 && vectors <= 32 : vectors <= 8 || (masks(op) > 0 && vectors == 16);
   const int64_t most = op == Op::forward && is_short ? 4 : each;
   const int64_t threads = (vectors + most - 1) / most;
   launch.log_group = std::min(log_of(threads), op == Op::forward ? kLogLeast : kLogThreads);
@@ -106,6 +106,15 @@ void take(Launch& launch, const Call& call) {
   if constexpr (kOperands > 0) launch.operands = operands_of(call);
 }
 
+#ifdef JITACT_ROW_INPUT
+// Whether a row further on is fetched: where that was faster in measurements.
+template <Op op, typename S, bool ragged, int held>
+bool fetches_ahead(const Launch& launch, const Call& call) {
+  constexpr int64_t least = !kMasks ? 0 : kAdds && sizeof(MaskBits) == 2 ? 98304 : 49152;
+  return kFetchesAhead<op, S, ragged, held> && launch.threads == launch.group && call.length >= least;
+}
+#endif
+
 template <Op op, typename S, bool ragged, int held>
 cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   take<op, S>(launch, call);
@@ -127,11 +136,19 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   Clusters shape(launch.blocks, launch.threads, bytes, stream);
   const int64_t rows_of_cluster = launch.threads / launch.group;
   int64_t clusters = (call.outer + rows_of_cluster - 1) / rows_of_cluster;
-  if (!held || launch.blocks > 8) {
+#ifdef JITACT_ROW_INPUT
+  const bool ahead = fetches_ahead<op, S, ragged, held>(launch, call);
+#else
+  constexpr bool ahead = false;
+#endif
+  if (!held || launch.blocks > 8 || ahead) {
     int64_t at_once = 0;
     const cudaError_t error = clusters_at_once<walk_rows<op, S, ragged, held>>(launch, shape.config, at_once);
     if (error != cudaSuccess) return error;
     if (!held) clusters = std::min(clusters, at_once);
+#ifdef JITACT_ROW_INPUT
+    if (ahead) launch.ahead = at_once / 2;  // measured: less or more is slower
+#endif
   }
   launch.at_once = clusters * rows_of_cluster;
   shape.count(clusters);
@@ -160,7 +177,8 @@ cudaError_t start_short(const Call& call, cudaStream_t stream) {
       error = start_staged<op, S, walk_short_rows<op, S, vectors>>(rows, call.outer, rows.rows(), kShortRowThreads, call, stream);
   };
   start_if.template operator()<kFewOfRow>(), start_if.template operator()<kMidOfRow>(), start_if.template operator()<kManyOfRow>();
-  start_if.template operator()<kFewOfWhole>(), start_if.template operator()<kManyOfWhole>();
+  if constexpr (kStagesWhole) start_if.template operator()<kFewOfWhole>(), start_if.template operator()<kManyOfWhole>();
+  else start_if.template operator()<kLowOfRow>();
   return error;
 }
 
@@ -229,7 +247,7 @@ const char* run_cuda(const Call& call, void* stream) {
             if (call.inner > 1) error = start_across<op, S, shape == kExactShape>(call, s);
           if constexpr (kHasAlong && shape != kStagedShape)
             if (call.inner == 1) error = start_along<op, S, shape == kRaggedShape>(call, s);
-          if constexpr (kHasAlong && shape == kStagedShape && kStagesRows) error = start_short<op, S>(call, s);
+          if constexpr (kHasAlong && shape == kStagedShape && stages(op) && !kIsPrecise<S>) error = start_short<op, S>(call, s);
         }
       };
       start_shape.template operator()<0>(), start_shape.template operator()<1>(), start_shape.template operator()<kStagedShape>();

@@ -13,20 +13,25 @@ constexpr int kFewOfPlane = 2, kManyOfPlane = 4;              // vectors of a ro
 constexpr int kMostAdjacent = 31;                             // rows
 constexpr int kBeyondPlanes = (7 * kMostAdjacent + 7) / 8 * 4;  // words that a vector in which a row ends may take behind a block's
 constexpr int kFewOfRow = 2, kMidOfRow = 9, kManyOfRow = 12;  // as above, the latter two in all tensors
+constexpr int kLowOfRow = 7;                                  // only of rows that are converted
 constexpr int kFewOfWhole = 6, kManyOfWhole = 10;             // in all tensors, of rows of whole vectors
 constexpr int kLongestStaged = 600, kLongestStagedInTwo = 384;  // elements, the latter where two tensors are read
+constexpr int kLongestConverted = 704;  // of 16-bit rows that are converted
 #ifdef JITACT_ROW_INPUT
-constexpr bool kStagesRows = false;
+constexpr bool kStagesRows = kConverts && !kMasks && sizeof(Input) == 2, kStagesWhole = false;
 #else
-constexpr bool kStagesRows = true;
+constexpr bool kStagesRows = true, kStagesWhole = true;  // the latter: with kernels for rows of whole vectors
 #endif
+constexpr bool stages(Op op) { return kStagesRows && (kStagesWhole || op == Op::forward); }
 
 // Of these vectors, those of each tensor.
 constexpr int of_each(int vectors, int tensors) { return vectors == kFewOfRow ? vectors : vectors / tensors; }
+// For how many of each thread a block has memory: of rows that are converted, which take more of it, for no more than there are.
+constexpr int of_memory(int vectors) { return vectors == kFewOfRow || kStagesWhole ? kManyOfRow : vectors; }
 constexpr bool is_of_whole(int vectors) { return vectors == kFewOfWhole || vectors == kManyOfWhole; }
 // Minimum blocks per multiprocessor, for __launch_bounds__.
 constexpr int short_row_blocks(int vectors) {
-  return vectors == kFewOfWhole ? 9 : vectors == kMidOfRow ? 8 : vectors == kManyOfWhole ? 7 : 6;
+  return vectors == kFewOfWhole || vectors == kLowOfRow ? 9 : vectors == kMidOfRow ? 8 : vectors == kManyOfWhole ? 7 : 6;
 }
 
 // How a block has planes.
@@ -82,7 +87,13 @@ struct ShortRows {
     const int tensors = reads(call.op), size = int(bytes_of(call.dtype));
     const int64_t bytes = call.length * size, vectors = bytes / 16;
     const bool odd = vectors % 2 != 0;
-    if (!kStagesRows) return false;
+    if (!stages(call.op)) return false;
+    if (!kStagesWhole) {
+      int64_t full = 128;  // elements that the threads have which would hold a row: nearly full, they are as fast
+      while (full < 4 * vectors_touched(call.length, 4)) full *= 2;
+      const bool share_banks = call.length % 16 == 0;
+      return call.length <= kLongestConverted && !share_banks && call.length * 8 < full * (call.length % 4 == 0 ? 6 : 7);
+    }
     if (bytes % 16 == 0) {
       if (tensors > 1) return vectors <= 10 || (size == 2 && odd && vectors < 16);
       if (odd) return vectors < 32;
@@ -103,7 +114,7 @@ struct ShortRows {
     return log_group;
   }
   ShortRows(int tensors, int size, int bytes) {
-    const bool whole = bytes % 16 == 0 && bytes > 16;
+    const bool whole = kStagesWhole && bytes % 16 == 0 && bytes > 16;
     const int words = (bytes + 3) / 4, few = kFewOfWhole / tensors, many = kManyOfWhole / tensors;
     const bool in_few = whole && log_threads(words, few) == log_threads(words, many);  // as many threads, and more blocks
     const int most = in_few ? few : whole ? many : kManyOfRow / tensors;
@@ -117,9 +128,10 @@ struct ShortRows {
       for (int longer = best + 4; longer <= 4 * (is_few ? kFewOfRow : most) && longer * instructions(size) < least; longer += 4)
         if (const int found = cost(longer, bytes, size); found < least) best = longer, least = found;
       const int mid = kMidOfRow / tensors;  // more blocks do not help shorter ones
-      vectors = is_few ? kFewOfRow : best * tensors > 16 && best <= 4 * mid ? mid : most;
+      if constexpr (kStagesWhole) vectors = is_few ? kFewOfRow : best * tensors > 16 && best <= 4 * mid ? mid : most;
+      else vectors = is_few ? kFewOfRow : best <= 4 * kLowOfRow ? kLowOfRow : best <= 4 * mid ? mid : most;
     }
-    part = best * 4 / size, turns = 16 * most / bytes;  // 0 if threads share rows
+    part = best * 4 / size, turns = 16 * (kStagesWhole ? most : of_memory(vectors)) / bytes;  // 0 if threads share rows
   }
   // Of 8 threads, which access shared memory at the same time, none begins in the banks in which another does: where their parts
   // would, it begins with a later vector, and goes on around its part.
@@ -148,7 +160,7 @@ struct ShortRows {
     return part_words * ::max(instructions(size), 8 * most);
   }
 };
-static_assert(kLongestStaged <= 4 * kManyOfRow * kShortRowThreads / 8);  // enough threads for 8 rows
+static_assert(std::max(kLongestStaged, kLongestConverted) <= 4 * kManyOfRow * kShortRowThreads / 8);  // enough threads for 8 rows
 
 // A block's part of the tensors in shared memory. Its first element, `first`, may lie within a vector; it has `there` elements. A
 // block has memory for `vectors` of each tensor, and may read as many words as `beyond` says from behind what it has.
@@ -189,8 +201,6 @@ class Staged {
   static JITACT_DEVICE uint16_t* halves(int tensor) { return reinterpret_cast<uint16_t*>(words(tensor)); }
 
   int lead_, end_;  // where the block's part begins and ends in shared memory
-
- private:
   int64_t vector_;  // the first one in the tensors
 };
 
@@ -278,12 +288,42 @@ class StagedRows : public Staged<S, tensors, vectors * kShortRowThreads, 8> {
     else put_each(end);
   }
 
+ protected:
+  int part_;  // the word at which the thread's part begins
+
  private:
   static constexpr int kEach = size / 4;  // elements of a word
-  int part_;  // the word at which the thread's part begins
   bool odd_;
   unsigned kept_;
 };
+
+#ifdef JITACT_ROW_INPUT
+// The same of 16-bit rows with a float32 result. What is read has memory of its own.
+template <typename E, int vectors>
+class StagedInput : public StagedRows<float, 1, vectors> {
+ public:
+  using Rows = StagedRows<float, 1, vectors>;
+  using Rows::Rows;
+
+  JITACT_DEVICE void copy_from(const void* const (&read)[2]) const {
+    constexpr int size = 16 / sizeof(E);
+    const unsigned bytes = unsigned((this->end_ - 1) / size + 1) * sizeof(Words);
+    ptx::Barrier* const arrived = &ptx::shared<typename Rows::Base::Memory>().arrived;
+    ptx::expect_by_block(arrived, bytes);
+    ptx::load_by_block(ptx::shared<Read>().words, static_cast<const Words*>(read[0]) + this->vector_ / 2, bytes, arrived);
+    ptx::wait_by_block(arrived);
+  }
+  JITACT_DEVICE Words get(int, int i, uint32_t) const {
+    const E* const from = reinterpret_cast<const E*>(ptx::shared<Read>().words) + this->part_ + i;
+    Words words;
+    JITACT_UNROLL for (int w = 0; w < 4; w++) words.w[w] = __float_as_uint(Storage<E>::load(from + w).v);
+    return words;
+  }
+
+ private:
+  struct alignas(16) Read { uint32_t words[2 * vectors * kShortRowThreads + 4]; };
+};
+#endif
 
 // The same of rows that fill vectors; their parts are whole vectors.
 template <typename S, int tensors, int vectors>
