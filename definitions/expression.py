@@ -21,7 +21,8 @@ from ..records import Activation
 from ..records.operands import promoted
 from .functions import ARITHMETIC, FUNCTIONS
 from .helpers import HELPERS
-from .parser import CONSTANTS, DROPOUT, KEEP, ExpressionError, in_cpp, parse
+from .parser import parse
+from .syntax import CONSTANTS, DROPOUT, KEEP, ExpressionError, in_cpp
 
 __all__ = ["CONSTANTS", "DROPOUT", "FUNCTIONS", "Expression", "ExpressionError", "in_cpp"]
 

@@ -16,7 +16,7 @@ from ..records import Channel, Row
 from ..records.arguments import OPTIONS
 from .functions import FUNCTIONS
 from .helpers import HELPERS
-from .parser import CONSTANTS, DROPOUT
+from .syntax import CONSTANTS, DROPOUT
 
 __all__ = [
     "Declared",

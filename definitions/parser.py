@@ -8,7 +8,7 @@ import keyword
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -19,65 +19,30 @@ from ..records import Activation, library
 from .functions import FUNCTIONS, IN_MATH, Called, called
 from .helpers import HELPERS
 from .signs import ARITHMETIC, BINDING, COMPARISONS
+from .syntax import (
+    CONSTANTS,
+    DROPOUT,
+    ELSEWHERE,
+    HABITS,
+    KEEP,
+    NUMBER,
+    SUFFIX,
+    TOKEN,
+    ExpressionError,
+    Node,
+    Token,
+    bare,
+    in_cpp,
+    kind_of,
+    literal_in_cpp,
+)
 
-__all__ = ["CONSTANTS", "DROPOUT", "KEEP", "ExpressionError", "Parsed", "Share", "bare", "in_cpp", "parse"]
-
-CONSTANTS = {"pi": math.pi}
-DROPOUT = "dropout"  # not in FUNCTIONS, as it draws random numbers
+__all__ = ["Parsed", "Share", "parse"]
 
 # The operators that PyTorch expressions spell differently.
 LOGICAL = {"||": "|", "&&": "&"}
 
-NO_COMMENTS = "an expression takes no comments"
-
 WHOLE = range(3, 5)  # exponents that C++ gets as an int, for which math.cuh has products
-
-# Notations of other languages, and what to write instead.
-HABITS = {
-    "**": "write pow(a, b) for a power",
-    "^": "write pow(a, b) for a power",
-    "//": f"write floor(a / b); {NO_COMMENTS}",
-    "/*": NO_COMMENTS,
-    "#": NO_COMMENTS,
-    "%": "write fmod(a, b)",
-    "=": "write == to compare; in calls give numbers without their names, as in elu(x, 2)",
-    "&": "write &&",
-    "|": "write || between conditions, and abs(x) for a size",
-    ".": "write the function's name alone, as in sin(x)",
-    "::": "write the activation's name alone, as in silu(x)",
-    "fabs": "write abs(x)",
-    ";": "an expression has no semicolon; for statements give a whole kernel file as source=",
-    "and": "write &&",
-    "or": "write ||",
-    "not": "write !",
-    "if": "write condition ? a : b",
-    "else": "write condition ? a : b",
-    "lambda": "write the expression alone",
-    "return": "write the expression alone",
-    "true": "write a comparison",
-    "false": "write a comparison",
-}
-
-# Functions that others have, and what to write instead.
-ELSEWHERE = {
-    "where": "write condition ? a : b",
-    "select": "write condition ? a : b",
-    "sign": "write (x > 0) - (x < 0), or copysign(1, x)",
-    "sgn": "write (x > 0) - (x < 0), or copysign(1, x)",
-    "square": "write x * x",
-    "reciprocal": "write 1 / x",
-    "neg": "write -x",
-    "ln": "write log(x)",
-}
-
-TOKEN = re.compile(
-    r"(?P<number>\.?[0-9](?:[eE][+-]|[.A-Za-z0-9_])*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
-    r"|(?P<operator>\|\||&&|::|[=!<>]=|\*\*|//|/\*|[-+*/<>?:(),!])|(?P<other>\S)"
-)
-NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-SUFFIX = re.compile(NUMBER.pattern + r"[fFlLuU]+")
-
-KEEP = "keep__"  # the argument of the PyTorch form that gives dropout's mask; no operand's name contains "__"
 
 NEAR = 0.75  # difflib's similarity from which a name may be a misspelling of another
 SHORT_NAME = 2  # names up to this length are not taken for misspellings
@@ -85,32 +50,6 @@ SHORT_NAME = 2  # names up to this length are not taken for misspellings
 # Limits that compilers and Python's parser can handle.
 MAX_NESTING = 100  # of parentheses, calls, signs and branches
 MAX_DEPTH = 500  # of the syntax tree, which also counts operators, such as the terms of a sum
-
-
-class ExpressionError(ValueError):
-    """An invalid expression. The error's text marks the place.
-
-    Attributes:
-        message: what is wrong, without the place.
-        place: the expression, and the start and end offsets of the wrong part.
-    """
-
-    def __init__(self, message: str, text: str, start: int, end: int) -> None:
-        """Takes a message and the place."""
-        self.message, self.place = message, (text, start, end)
-        line_start = text.rfind("\n", 0, start) + 1
-        line = text[line_start:].partition("\n")[0].replace("\t", " ")
-        caret = " " * (start - line_start) + "^" * max(1, min(end, line_start + len(line)) - start)
-        super().__init__(f"{message}\n    {line}\n    {caret}")
-
-    def _render_traceback_(self) -> list[str]:
-        """The traceback in IPython: the marked expression only, as frames of the parser would not help."""
-        return [f"ExpressionError: {self}"]
-
-
-def in_cpp(name: str) -> str:
-    """An operand's name in C++; the underscore avoids collisions with macros (``NULL``, ``errno``) and functions."""
-    return f"{name}_"
 
 
 class Share(NamedTuple):
@@ -123,67 +62,6 @@ class Share(NamedTuple):
 
     text: str
     of: Callable[..., float]
-
-
-@dataclass
-class _Token:
-    kind: str  # number, name, operator, other, end
-    text: str
-    start: int
-    end: int
-
-
-@dataclass
-class _Node:
-    """A node of the syntax tree: its place in the text, and its translations.
-
-    Attributes:
-        start: offset of its first character.
-        end: offset after its last character.
-        python: the translation to PyTorch.
-        cpp: the translation to C++, of type ``T``; a literal if it is a number.
-        key: a normal form without spaces and names of variables.
-        kind: "number" for a constant, "scalar" if it depends on parameters alone, "tensor" otherwise.
-        value: the value of a number.
-        truth: whether it is boolean, and so a bool in C++.
-        whole: whether it is written with integers alone, so that C++ and Python compute it as an int.
-        closed: whether it is a comparison in parentheses.
-        depth: of the tree below it.
-    """
-
-    start: int
-    end: int
-    python: str
-    cpp: str
-    key: str
-    kind: str = "tensor"
-    value: float | None = None
-    truth: bool = False
-    whole: bool = False
-    closed: bool = False
-    depth: int = 0
-
-
-def _kind(*parts: _Node) -> str:
-    """The kind of an operation on ``parts``."""
-    kinds = {part.kind for part in parts}
-    return next(kind for kind in ("tensor", "scalar", "number") if kind in kinds)
-
-
-def _literal(value: float) -> str:
-    """A C++ literal of a number, as an operand next to a ``T``."""
-    short = value.is_integer() and abs(value) < 2**31 and (value or math.copysign(1, value) > 0)
-    return str(int(value)) if short else repr(value)
-
-
-def bare(text: str) -> str:
-    """``text`` without enclosing parentheses."""
-    depth = 0
-    for i, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if depth == 0 and i < len(text) - 1:
-            return text
-    return text[1:-1] if text.startswith("(") else text
 
 
 class _Parser:
@@ -205,8 +83,8 @@ class _Parser:
         self.names: set[str] = set()
         self.activations: dict[str, Called] = {}
         self.random, self.drawn, self.shares = random, [], []
-        self.tokens = [_Token(str(match.lastgroup), match[0], *match.span()) for match in TOKEN.finditer(text)]
-        self.tokens.append(_Token("end", "", len(text), len(text) + 1))
+        self.tokens = [Token(str(match.lastgroup), match[0], *match.span()) for match in TOKEN.finditer(text)]
+        self.tokens.append(Token("end", "", len(text), len(text) + 1))
         self.at = self.nesting = 0
         self.free = elements is None
         self.elements = self.free_names({*channels, *parameters, *CONSTANTS}) if elements is None else elements
@@ -226,24 +104,24 @@ class _Parser:
 
     # Nodes.
 
-    def node(self, start: int, end: int, python: str, cpp: str, key: str, *parts: _Node, **fields: object) -> _Node:
+    def node(self, start: int, end: int, python: str, cpp: str, key: str, *parts: Node, **fields: object) -> Node:
         """A node with ``parts`` as operands."""
-        made = _Node(start, end, python, cpp, key, depth=1 + max(part.depth for part in parts), **fields)
+        made = Node(start, end, python, cpp, key, depth=1 + max(part.depth for part in parts), **fields)
         if made.depth > MAX_DEPTH:
             self.too_deep(f"more than {MAX_DEPTH} operations, each of which needs the one before", start, end)
         return made
 
-    def known(self, start: int, end: int, python: str, value: float, *, whole: bool = False) -> _Node:
+    def known(self, start: int, end: int, python: str, value: float, *, whole: bool = False) -> Node:
         """A constant."""
         if not math.isfinite(value):
             self.fail("no finite number; the largest is 1.79e308", start, end)
-        return _Node(start, end, python, _literal(value), repr(float(value)), "number", value, whole=whole)
+        return Node(start, end, python, literal_in_cpp(value), repr(float(value)), "number", value, whole=whole)
 
-    def known_truth(self, start: int, end: int, value: bool) -> _Node:
+    def known_truth(self, start: int, end: int, value: bool) -> Node:
         """A boolean constant."""
         return replace(self.known(start, end, str(float(value)), float(value)), truth=True)
 
-    def number(self, node: _Node) -> _Node:
+    def number(self, node: Node) -> Node:
         """A node as an operand of arithmetic: booleans are converted to 1 or 0."""
         if not node.truth:
             return node
@@ -252,11 +130,11 @@ class _Parser:
         python = f"{node.python}.to({self.like}.dtype)" if node.kind == "tensor" else f"float({node.python})"
         return replace(node, python=python, cpp=f"T({bare(node.cpp)})", truth=False)
 
-    def as_tensor(self, number: _Node) -> str:
+    def as_tensor(self, number: Node) -> str:
         """The Python translation, as a tensor."""
         return number.python if number.kind == "tensor" else f"torch.full_like({self.like}, {bare(number.python)})"
 
-    def as_float(self, number: _Node) -> str:
+    def as_float(self, number: Node) -> str:
         """The Python translation, as a tensor or a float: Python's ints are unbounded, and PyTorch refuses large ones."""
         return repr(number.value) if number.kind == "number" and number.whole else number.python
 
@@ -276,23 +154,23 @@ class _Parser:
     # Grammar.
 
     @property
-    def token(self) -> _Token:
+    def token(self) -> Token:
         return self.tokens[self.at]
 
-    def take(self) -> _Token:
+    def take(self) -> Token:
         self.at += 1
         return self.tokens[self.at - 1]
 
-    def expect(self, text: str, why: str) -> _Token:
+    def expect(self, text: str, why: str) -> Token:
         if self.token.text != text:
             self.unexpected(f"expected {text!r} {why}")
         return self.take()
 
-    def need_truth(self, node: _Node) -> None:
+    def need_truth(self, node: Node) -> None:
         if not node.truth:
             self.fail("expected a comparison here, such as x > 0", node.start, node.end)
 
-    def parse(self) -> _Node:
+    def parse(self) -> Node:
         if self.token.kind == "end":
             self.fail("the expression is empty", 0, 1)
         node = self.choice()
@@ -300,7 +178,7 @@ class _Parser:
             self.unexpected("expected an operator")
         return node
 
-    def within(self, read: Callable[[], _Node]) -> _Node:
+    def within(self, read: Callable[[], Node]) -> Node:
         """Calls ``read`` one nesting level deeper."""
         self.nesting += 1
         if self.nesting > MAX_NESTING:
@@ -309,7 +187,7 @@ class _Parser:
         self.nesting -= 1
         return node
 
-    def choice(self) -> _Node:
+    def choice(self) -> Node:
         """``condition ? a : b``, or an expression of higher precedence."""
         condition = self.operation(1)
         if self.token.text != "?":
@@ -322,7 +200,7 @@ class _Parser:
         a, b, start, end = self.number(first), self.number(second), condition.start, second.end
         if condition.kind == "number":
             return replace(a if condition.value else b, start=start, end=end)
-        kind = _kind(condition, a, b)
+        kind = kind_of(condition, a, b)
         if condition.kind != "tensor":
             branches = [self.as_tensor(each) if kind == "tensor" else self.as_float(each) for each in (a, b)]
             python = f"({branches[0]} if {bare(condition.python)} else {bare(branches[1])})"
@@ -334,12 +212,12 @@ class _Parser:
         cpp, key = f"{condition.cpp} ? {branches[0]} : {branches[1]}", f"(? {condition.key} {a.key} {b.key})"
         return self.node(start, end, python, cpp, key, condition, a, b, kind=kind, whole=self.int_in_cpp(first, second))
 
-    def is_typed(self, node: _Node) -> bool:
+    def is_typed(self, node: Node) -> bool:
         """Whether it is just an operand that is not elementwise: such operands have types other than ``T`` in C++."""
         names = (*self.tensors[len(self.elements) :], *self.parameters)
         return bare(node.cpp) in (names if self.of_kernel_file else map(in_cpp, names))
 
-    def operation(self, lowest: int) -> _Node:
+    def operation(self, lowest: int) -> Node:
         """Binary operators of at least the precedence ``lowest``."""
         left = self.unary()
         while BINDING.get(self.token.text, 0) >= lowest:
@@ -349,10 +227,10 @@ class _Parser:
             left = binary(sign, left, right)
         return left
 
-    def logical(self, sign: str, left: _Node, right: _Node) -> _Node:
+    def logical(self, sign: str, left: Node, right: Node) -> Node:
         self.need_truth(left)
         self.need_truth(right)
-        start, end, kind = left.start, right.end, _kind(left, right)
+        start, end, kind = left.start, right.end, kind_of(left, right)
         for side, other in ((left, right), (right, left)):
             if side.kind == "number":
                 decides = bool(side.value) == (sign == "||")
@@ -360,8 +238,8 @@ class _Parser:
         python, cpp = f"({left.python} {LOGICAL[sign]} {right.python})", f"{left.cpp} {sign} {right.cpp}"
         return self.node(start, end, python, cpp, f"({sign} {left.key} {right.key})", left, right, kind=kind, truth=True)
 
-    def comparison(self, sign: str, left: _Node, right: _Node) -> _Node:
-        start, end, kind = left.start, right.end, _kind(left, right)
+    def comparison(self, sign: str, left: Node, right: Node) -> Node:
+        start, end, kind = left.start, right.end, kind_of(left, right)
         if any(side.truth and not side.closed for side in (left, right)):
             self.fail("comparisons do not chain; join two with &&", start, end)
         left, right = self.number(left), self.number(right)
@@ -370,12 +248,12 @@ class _Parser:
         python, cpp = f"({left.python} {sign} {right.python})", f"{left.cpp} {sign} {right.cpp}"
         return self.node(start, end, python, cpp, f"({sign} {left.key} {right.key})", left, right, kind=kind, truth=True)
 
-    def int_in_cpp(self, *parts: _Node) -> bool:
+    def int_in_cpp(self, *parts: Node) -> bool:
         """Whether all parts are ints in the kernel file that is parsed."""
         return self.of_kernel_file and all(part.whole or part.truth for part in parts)
 
-    def arithmetic(self, sign: str, left: _Node, right: _Node) -> _Node:
-        start, end, kind = left.start, right.end, _kind(left, right)
+    def arithmetic(self, sign: str, left: Node, right: Node) -> Node:
+        start, end, kind = left.start, right.end, kind_of(left, right)
         whole = self.int_in_cpp(left, right)
         if whole and sign == "/":
             self.fail("a quotient of whole numbers is a whole number in C++", start, end)
@@ -392,7 +270,7 @@ class _Parser:
         cpp, key = f"{left.cpp} {sign} {right.cpp}", f"({sign} {left.key} {right.key})"
         return self.node(start, end, f"{a} {sign} {b}", cpp, key, left, right, kind=kind, whole=whole)
 
-    def known_arithmetic(self, sign: str, left: _Node, right: _Node, whole: bool) -> _Node:
+    def known_arithmetic(self, sign: str, left: Node, right: Node, whole: bool) -> Node:
         start, end = left.start, right.end
         value = ARITHMETIC[sign](left.value, right.value)
         if whole and abs(value) >= 2**31:
@@ -400,7 +278,7 @@ class _Parser:
         a, b = (self.as_float(side) if left.whole and right.whole else side.python for side in (left, right))
         return self.known(start, end, f"{a} {sign} {b}", value, whole=whole)
 
-    def unary(self) -> _Node:
+    def unary(self) -> Node:
         if self.token.text not in ("-", "+", "!"):
             return self.primary()
         sign = self.take()
@@ -419,7 +297,7 @@ class _Parser:
         key = f"(- {operand.key})" if sign.text == "-" else operand.key
         return self.node(start, end, python, cpp, key, operand, kind=operand.kind, whole=whole)
 
-    def negation(self, sign: _Token, operand: _Node) -> _Node:
+    def negation(self, sign: Token, operand: Node) -> Node:
         self.need_truth(operand)
         start, end, kind = sign.start, operand.end, operand.kind
         if kind == "number":
@@ -428,7 +306,7 @@ class _Parser:
         cpp, key = f"!{operand.cpp}", f"(! {operand.key})"
         return self.node(start, end, python, cpp, key, operand, kind=kind, truth=True, closed=True)
 
-    def primary(self) -> _Node:
+    def primary(self) -> Node:
         token = self.token
         if token.kind == "number":
             return self.literal(self.take())
@@ -444,13 +322,13 @@ class _Parser:
         closing = self.expect(")", "to close the parenthesis")
         return self.enclosed(inner, token.start, closing.end)
 
-    def enclosed(self, inner: _Node, start: int, end: int) -> _Node:
+    def enclosed(self, inner: Node, start: int, end: int) -> Node:
         """``inner`` in parentheses."""
         python = inner.python if inner.truth else f"({bare(inner.python)})"
         cpp = inner.cpp if inner.kind == "number" else f"({bare(inner.cpp)})"
         return replace(inner, start=start, end=end, python=python, cpp=cpp, closed=True)
 
-    def literal(self, token: _Token) -> _Node:
+    def literal(self, token: Token) -> Node:
         if SUFFIX.fullmatch(token.text):
             self.fail("a number has no suffix; it takes the type of the tensor", token.start, token.end)
         if not NUMBER.fullmatch(token.text):
@@ -468,7 +346,7 @@ class _Parser:
             return self.known(token.start, token.end, repr(value), value)
         return self.known(token.start, token.end, str(int(token.text)) if whole else token.text, value, whole=whole)
 
-    def variable(self, token: _Token) -> _Node:
+    def variable(self, token: Token) -> Node:
         name, start, end = token.text, token.start, token.end
         if self.token.text in (".", "::"):
             self.unexpected("")
@@ -480,10 +358,10 @@ class _Parser:
             if self.free and name in self.elements and name != "x":
                 self.refuse_near(name, start, end)
             literal = self.of_kernel_file or name == "x" or (self.elements[0] == "dy" and name in ("dy", "y"))
-            return _Node(start, end, name, name if literal else in_cpp(name), f"t{self.tensors.index(name)}", "tensor")
+            return Node(start, end, name, name if literal else in_cpp(name), f"t{self.tensors.index(name)}", "tensor")
         if name in self.parameters:
             cpp = name if self.of_kernel_file else in_cpp(name)
-            return _Node(start, end, name, cpp, f"p{self.parameters.index(name)}", "scalar")
+            return Node(start, end, name, cpp, f"p{self.parameters.index(name)}", "scalar")
         if name in CONSTANTS:
             return self.known(start, end, f"math.{name}", CONSTANTS[name])
         known = ", ".join([*self.tensors, *self.parameters, *CONSTANTS])
@@ -517,7 +395,7 @@ class _Parser:
             meant = f"is near to {' and '.join(near)}; did you mean {' or '.join(near)}?"
         self.fail(f"{name!r} {meant} If it is a tensor, name all of them: operands={self.elements!r}", start, end)
 
-    def call(self, token: _Token) -> _Node:
+    def call(self, token: Token) -> Node:
         name = token.text
         if name == "T" and self.of_kernel_file:
             return self.conversion(token)
@@ -533,7 +411,7 @@ class _Parser:
             suggestion = ELSEWHERE.get(name) or (f"did you mean {' or '.join(near)}?" if near else known)
             self.fail(f"unknown function {name!r}; {suggestion}", token.start, token.end)
         arguments, closing = self.arguments(name)
-        function, kind = FUNCTIONS[name], _kind(*arguments)
+        function, kind = FUNCTIONS[name], kind_of(*arguments)
         if len(arguments) != function.arity:
             plural = "argument" if function.arity == 1 else "arguments"
             self.fail(f"{name} takes {function.arity} {plural}, got {len(arguments)}", token.start, closing.end)
@@ -551,7 +429,7 @@ class _Parser:
         cpp = f"{name}({', '.join(given)})"
         return self.node(token.start, closing.end, python, cpp, key, *arguments)
 
-    def arguments(self, name: str) -> tuple[list[_Node], _Token]:
+    def arguments(self, name: str) -> tuple[list[Node], Token]:
         """The arguments of a call, and its closing parenthesis."""
         self.take()
         arguments = [self.within(self.choice)]
@@ -571,7 +449,7 @@ class _Parser:
                 break
         return count
 
-    def drawing(self, token: _Token) -> _Node:
+    def drawing(self, token: Token) -> Node:
         """``dropout(value, p)``, which draws its own random number; in a kernel file ``dropout(value, number, p)``."""
         opening = self.at
         self.take()
@@ -609,18 +487,18 @@ class _Parser:
         cpp = f"{DROPOUT}({bare(value.cpp)}, {random}, {bare(p.cpp)})"
         return self.node(token.start, end, python, cpp, f"(dropout {value.key} {p.key})", value, p)
 
-    def of_parameters(self, node: _Node) -> Callable[..., float]:
+    def of_parameters(self, node: Node) -> Callable[..., float]:
         """A node that depends on parameters alone, as a function of them."""
         return eval(f"lambda {', '.join(self.parameters)}: {bare(node.python)}", {"math": math})
 
-    def activation(self, token: _Token) -> Called | None:
+    def activation(self, token: Token) -> Called | None:
         """The activation that a name stands for, if any."""
         try:
             return called(token.text, self.beside)
         except ValueError as error:
             self.fail(str(error), token.start, token.end)
 
-    def used(self, token: _Token) -> _Node:
+    def used(self, token: Token) -> Node:
         """A call in a kernel file's notation, ``silu_::forward(x)``."""
         activation = self.activation(replace(token, text=token.text.removesuffix("_")))
         if not activation or token.text != namespace(activation.name):
@@ -630,7 +508,7 @@ class _Parser:
             self.fail(f"the slope of {activation.name}, which is no expression", token.start, self.token.end)
         return self.activated(token, activation)
 
-    def activated(self, token: _Token, activation: Called) -> _Node:
+    def activated(self, token: Token, activation: Called) -> Node:
         """A call of an activation: its tensors, then its parameters, of which trailing ones may be omitted."""
         name, count, params = activation.name, len(activation.tensors), activation.record.params
         arguments, closing = self.arguments(token.text)
@@ -659,7 +537,7 @@ class _Parser:
         key = f"({name}:{activation.record.fingerprint} {' '.join(node.key for node in arguments)})"
         return self.node(start, end, python, cpp, key, *arguments)
 
-    def number_call(self, token: _Token, arguments: list[_Node], closing: _Token) -> _Node:
+    def number_call(self, token: Token, arguments: list[Node], closing: Token) -> Node:
         """A function of constants, computed in float64."""
         name, function = token.text, FUNCTIONS[token.text]
         try:
@@ -677,7 +555,7 @@ class _Parser:
             self.fail(f"{name} of these numbers is no number: {error}", token.start, closing.end)
         return self.known(token.start, closing.end, python, value)
 
-    def conversion(self, token: _Token) -> _Node:
+    def conversion(self, token: Token) -> Node:
         """``T(...)``, which converts a number to ``T`` in a kernel file."""
         self.take()
         inner = self.number(self.within(self.choice))
