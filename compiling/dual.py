@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..kernels.loader.signature import split
 from ..kernels.loader.source import DEVICE
-from .functions import LN2, Value
+from .precisions import LN2, Value
 from .reader import read
 
 __all__ = ["Dual", "derivative", "of_duals", "times_derivative"]

@@ -11,7 +11,8 @@ from ..kernels import KernelSource
 from ..kernels.loader.signature import prepared
 from ..records.dtypes import wider
 from .dual import Dual, derivative, of_duals, times_derivative
-from .functions import Value, functions
+from .functions import functions
+from .precisions import Value
 from .reader import Unreadable, read
 from .shorter import shorter
 

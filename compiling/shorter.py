@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .functions import LOG2E, Narrow, Single, Value, inverse, leading, least, most, polynomial, scaled_sigmoid
+from .precisions import LOG2E, Narrow, Single, Value, inverse, leading, least, most, polynomial, scaled_sigmoid
 
 __all__ = ["shorter"]
 
