@@ -6,35 +6,26 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from ..kernels.loader.source import DEVICE, KernelSource
 from .conditions import Facts
-from .cpp import Block, If, Node, bare, parse, words
-from .cut import assigned, declared_names, simplified, tidied, without_empty_conditions, without_template
+from .cpp import Block, Node, bare, parse
+from .cut import simplified, tidied, without_empty_conditions
+from .items import KERNEL, TYPES, Item, class_block, goes_with, is_class, is_function, names_of
 from .lines import joined
+from .members import drop_members
 from .preprocess import Line, Macro, expanded, included
 
 __all__ = ["Extract", "extract"]
 
-_TYPES = ("Double", "Single", "Narrow", "Dual")
 _STORED = {"Dtype::f64": "double", "Dtype::f32": "float", "Dtype::f16": "Half", "Dtype::bf16": "Bfloat16"}
 _COMPUTED = {"Dtype::f64": "Double", "Dtype::f32": "Single", "Dtype::f16": "Narrow", "Dtype::bf16": "Narrow"}
-_NOT_NAMES = re.compile(r'__attribute__\(\(.*?\)\)|__launch_bounds__\([^)]*\)|alignas\(\w+\)|\[\[\w+\]\]|extern "C"')
-_FUNCTION = re.compile(r"(operator\s*[^\s(]+|operator\(\)|~?\w+(?:::~?\w+)*)\s*\(")
-_GIVEN_TYPES = r"<(?:[^;{}()<>]|<(?:[^;{}()<>]|<[^;{}()<>]*>)*>)*>"  # template arguments, nested two levels deep
-_CALLED = re.compile(rf"(?<!std::)\b(\w+)\s*(?:{_GIVEN_TYPES})?\s*\(")
 _LOOPS = ("jitact::loops", "jitact::rows")  # namespaces that use the kernel file's functions
 _SHARED = ("Elements", "Broadcasts", "Call", "Operands")  # the structs of a call
-_VALUE = re.compile(r"(?<![-=!<>+*/%&|^])=(?!=)")  # before an initial value or a default
-_COMPUTES = re.compile(r"\b(?:gradient|derivative|slope)")  # code of the loops that computes with numbers
-_OF_NUMBERS = re.compile(r"\b(?:[TA]|auto|Real|Dual|Double|Single|Narrow|Brain)\b")
 _USING = re.compile(r"using jitact::\w+;?$")  # makes a name of the library visible in kernel files
 _TOGETHER = 2  # line breaks in a declaration that needs no blank line before it
-_KERNEL = Path("the kernel file")
 _STANDARD = {  # standard headers, and what uses them
     "sys/mman.h": r"\bmadvise\b",
     "algorithm": r"\bstd::(?:min|max|clamp|copy|fill)\b",
@@ -55,86 +46,6 @@ class Extract(NamedTuple):
 
     text: str
     structs: dict[str, list[tuple[str, str, str]]]
-
-
-@dataclass(eq=False)
-class Item:
-    """A declaration at namespace scope, or a member function or class of a class.
-
-    Attributes:
-        node: its syntax tree; of a class, with all members.
-        namespace: the namespace that it is in.
-        names: what it declares; empty for directives and the like, which belong to the code around them.
-        place: what compiles it: "common", "cuda" or "cpu", or "first_cuda" or "first_cpu" before everything else.
-        file: the file that it is from.
-        owner: the class that it is a member of.
-        members: its member functions and classes.
-        overloads: whether the namespace has other declarations of its name.
-    """
-
-    node: Node
-    namespace: str
-    names: list[str]
-    place: str
-    file: Path
-    owner: Item | None = None
-    members: list[Item] = field(default_factory=list)
-    overloads: bool = False
-
-    def __post_init__(self) -> None:
-        """Counts its words before anything is removed."""
-        self.before = Counter(re.findall(r"\w+", bare(self.node.text)))
-
-    @cached_property
-    def head(self) -> str:
-        """Its declaration, without comments and bodies."""
-        return (self.node.head if self.node.head.startswith("#") else bare(self.node.head)).strip()
-
-    @cached_property
-    def words(self) -> set[str]:
-        """The names that it uses; of a class, without those in its member functions."""
-        if self.head.startswith("enum"):
-            return set()
-        if self.head.startswith("#define"):
-            return set(re.findall(r"\w+", self.node.text)[2:])
-        return words(self.own_text) - set(self.names)
-
-    @cached_property
-    def free_words(self) -> set[str]:
-        """The same without names of members (after ``.`` and ``->``)."""
-        return self.words if self.head.startswith("#") else self.words & words(self.own_text, members=False)
-
-    @cached_property
-    def own_text(self) -> str:
-        """Its text; of a class, without member functions and classes."""
-        return _text(self.node, {id(member.node) for member in self.members})
-
-    @cached_property
-    def calls(self) -> set[str]:
-        """The names of functions that it calls."""
-        found = Counter(_CALLED.findall(bare(self.own_text)))
-        if not _is_class(self.node):
-            found.subtract(self.names)  # the declaration itself looks like a call
-        return {name for name, count in found.items() if count > 0}
-
-    @cached_property
-    def signs(self) -> set[str]:
-        """The operators in it that may be those of number types."""
-        text = bare(self.own_text)
-        of_numbers = _COMPUTES if self.namespace == "jitact::loops" else _OF_NUMBERS
-        if (self.owner or self).names == ["Real"] or self.namespace == "jitact::ptx":
-            return set()
-        if self.file is not _KERNEL and not of_numbers.search(text):
-            return set()
-        computes = text.partition("{")[2] or re.sub(r"<[\w:, ]*>", "", text.partition("=")[2])
-        return set(re.findall(r"[-+*/]=?|[=!<>]=|[<>]", computes))
-
-    @cached_property
-    def types(self) -> set[str]:
-        """The number types that a function or specialisation is for."""
-        if self.owner is not None or re.match(r"using|constexpr", self.head):
-            return set()
-        return {each for each in _TYPES if re.search(rf"\b{each}\b(?!>)|<{each}<", self.head)}
 
 
 def extract(
@@ -160,14 +71,14 @@ def extract(
     wanted, before = [item for item in items if not _is_absent(item, absent)], None
     while before != (before := "".join(item.node.text for item in wanted)):
         wanted = _reached(wanted, roots, {_COMPUTED[dtype] for dtype in dtypes})
-        _drop_members(wanted)
+        drop_members(wanted)
         for item in wanted:
-            if not _is_class(item.node):
+            if not is_class(item.node):
                 tidied(item.node, item.before)
     linked = {name for item in wanted if item.head.startswith("extern") and any(item.node.blocks()) for name in item.names}
     declared = [item for item in wanted if roots & linked & set(item.names) and not any(item.node.blocks())]
     text = _printed([item for item in wanted if item not in declared and not item.owner])
-    classes = [item for item in wanted if _is_class(item.node) and not item.head.startswith("template")]
+    classes = [item for item in wanted if is_class(item.node) and not item.head.startswith("template")]
     shared = [item for item in classes if item.names[0] in _SHARED]
     structs = {item.names[0]: [*_members(item.node)] for item in shared}
     return Extract(text, structs)
@@ -202,7 +113,7 @@ def _sections(source: KernelSource, devices: Collection[str]) -> Iterator[tuple[
     yield from header("elementwise.cuh", "first_")
     read = set().union(*seen.values())
     text = re.sub(r"^#line.*\n", "", source.full_text, flags=re.MULTILINE)
-    for file, lines in itertools.groupby(included(text, _KERNEL, folders, macros, read), lambda line: _librarys(line.file)):
+    for file, lines in itertools.groupby(included(text, KERNEL, folders, macros, read), lambda line: _librarys(line.file)):
         yield "common", file, expanded("".join(line.text for line in lines), macros, functions)
     for device in devices:
         seen[device] |= read
@@ -210,8 +121,8 @@ def _sections(source: KernelSource, devices: Collection[str]) -> Iterator[tuple[
 
 
 def _librarys(file: Path) -> Path:
-    """The file itself if it is a header of the library; _KERNEL for the kernel file and its own headers."""
-    return file if file.parent == DEVICE else _KERNEL
+    """The file itself if it is a header of the library; KERNEL for the kernel file and its own headers."""
+    return file if file.parent == DEVICE else KERNEL
 
 
 def _merged(passes: dict[str, list[Line]]) -> Iterator[tuple[Line, str]]:
@@ -243,11 +154,11 @@ def _items(block: Block, namespace: str, place: str, file: Path, facts: dict) ->
             yield from _items(inner, within, place, file, facts)
             continue
         before = Counter(re.findall(r"\w+", bare(node.text)))
-        if file is not _KERNEL:
+        if file is not KERNEL:
             (node,) = simplified(node, facts) or [None]
             if node is None:
                 continue
-        item = Item(node, namespace, _names(node), place, file)
+        item = Item(node, namespace, names_of(node), place, file)
         item.before = before
         yield item
         yield from _members_of(item)
@@ -255,47 +166,14 @@ def _items(block: Block, namespace: str, place: str, file: Path, facts: dict) ->
 
 def _members_of(item: Item) -> Iterator[Item]:
     """Adds the functions and classes in a class to its ``members``, and yields them, recursively."""
-    if not _is_class(item.node):
+    if not is_class(item.node):
         return
-    for node in _class_block(item.node).nodes:
-        if _is_class(node) or (_is_function(node) and _names(node)):
-            member = Item(node, item.namespace, _names(node), item.place, item.file, item)
+    for node in class_block(item.node).nodes:
+        if is_class(node) or (is_function(node) and names_of(node)):
+            member = Item(node, item.namespace, names_of(node), item.place, item.file, item)
             item.members.append(member)
             yield member
             yield from _members_of(member)
-
-
-def _is_class(node: Node) -> bool:
-    return bool(re.match(r"(?:template\b.*>\s*)?(?:struct|class)\b", bare(node.head).strip(), re.DOTALL)) and any(node.blocks())
-
-
-def _class_block(node: Node) -> Block:
-    return next(node.blocks())
-
-
-def _is_function(node: Node) -> bool:
-    head = without_template(bare(node.text if not any(node.blocks()) else node.head))
-    declared = _VALUE.split(_NOT_NAMES.sub("", head))[0]
-    return bool(_FUNCTION.search(declared)) and not head.startswith(("using", "static_assert", "struct", "class"))
-
-
-def _names(node: Node) -> list[str]:
-    """The names that a declaration declares."""
-    if re.match(r"\s*extern\s+$", bare(node.head)):  # a block of declarations, which is kept as a whole
-        return [name for each in next(node.blocks()).nodes for name in _names(each)]
-    head = _NOT_NAMES.sub("", without_template(bare(node.head) if not node.head.startswith("#") else node.head)).strip()
-    patterns = (r"#define (\w+)", r"namespace (\w+) =", r"(?:friend )?(?:struct|class|enum class|enum|concept)\s+(\w+)")
-    for pattern in (*patterns, r"using (\w+) =", r"using (?:\w+::)*(\w+);"):
-        found = re.match(pattern, head)
-        if found:
-            return [found[1]]
-    if head.startswith(("#", "static_assert", "public:", "private:", "protected:")) or not head:
-        return []
-    if _is_function(node):
-        name = _FUNCTION.search(head)[1]
-        return [name if name.startswith("operator") else name.partition("::")[0]]
-    variable = re.match(r"[^=]*?(\w+)(?:<.*?>+)?\s*(?:\[.*?\])?\s*(?:[={;]|$)", head, re.DOTALL)
-    return declared_names(node) or ([variable[1]] if variable else [])
 
 
 def _enumerators(items: list[Item]) -> set[tuple[str, str]]:
@@ -329,7 +207,7 @@ def _reached(items: list[Item], roots: set[str], types: set[str]) -> list[Item]:
     for several in by_name.values():
         for item in several:
             item.overloads = any(
-                each is not item and each.namespace == item.namespace and _goes_with(each, item) for each in several
+                each is not item and each.namespace == item.namespace and goes_with(each, item) for each in several
             )
     wanted: set[Item] = {item for item in items if roots & set(item.names) and not item.owner}
     called: set[str] = set()
@@ -345,14 +223,14 @@ def _reached(items: list[Item], roots: set[str], types: set[str]) -> list[Item]:
         named |= user.words
         types |= {
             each
-            for each in _TYPES
+            for each in TYPES
             if each in user.words and re.search(rf"(?<!<)\b{each}\b|\b{each}\b(?!>)", bare(user.node.text))
         }
         used = {item for word in user.free_words for item in _named(word, user, by_name, aliases)}
         later |= used | set(user.members)
         if user.owner is None and user.names:  # its other declarations
             later |= {
-                item for item in by_name.get(user.names[0], []) if item.namespace == user.namespace and _goes_with(item, user)
+                item for item in by_name.get(user.names[0], []) if item.namespace == user.namespace and goes_with(item, user)
             }
         ready = {
             item
@@ -367,173 +245,14 @@ def _reached(items: list[Item], roots: set[str], types: set[str]) -> list[Item]:
     return [item for item in items if item in wanted or _is_structure(item)]
 
 
-def _drop_members(items: list[Item]) -> None:
-    """Removes member functions that nothing calls and data members that nothing reads."""
-    wanted = {id(item.node) for item in items}
-    for item in items:
-        unwanted = {id(member.node) for member in item.members} - wanted
-        if unwanted:
-            block = _class_block(item.node)
-            block.nodes = [node for node in block.nodes if id(node) not in unwanted]
-            item.members = [member for member in item.members if id(member.node) in wanted]
-    classes = [item for item in items if _is_class(item.node)]
-    outermost = [_Outermost(item) for item in items if item.owner is None]
-    text = "".join(each.text for each in outermost)
-    made_by_names = {name for names in re.findall(r"\b(\w+)(?:<[^;{}]*>)?\s*(\w*)\s*\{\s*\.", text) for name in names}
-    for item in classes:
-        block, name = _class_block(item.node), item.names[0]
-        may_lose_all = name in made_by_names or any(member.names == [name] for member in item.members)  # it has a constructor
-        for node in [*block.nodes]:
-            names = [] if _is_function(node) or _is_class(node) else declared_names(node)
-            is_optional = bool(names) and (may_lose_all or _may_lose(item, node))
-            if is_optional and not any(_is_read(each, item, node, outermost) for each in names):
-                block.nodes.remove(node)
-                for lost, other in itertools.product(names, outermost):
-                    other.drop_values(lost, item)
-    _drop_usings(classes)
-
-
-def _drop_usings(classes: list[Item]) -> None:
-    """Removes declarations like ``using Base::first, Base::second;`` of names that no class has any more."""
-    blocks = [_class_block(item.node) for item in classes]
-    usings = {
-        id(node): set(re.findall(r"\bBase::(\w+)", node.text)) for block in blocks for node in block.nodes if _is_using(node)
-    }
-    text = " ".join(str(node) for block in blocks for node in block.nodes if id(node) not in usings)
-    there = set(re.findall(r"\w+", bare(text)))
-    for block in blocks:
-        block.nodes = [node for node in block.nodes if id(node) not in usings or usings[id(node)] & there]
-
-
-def _is_using(node: Node) -> bool:
-    """Whether a node brings members of a base class."""
-    return node.text.startswith("using Base::")
-
-
-def _derives(node: Node, name: str) -> bool:
-    """Whether a node is a class that derives from a class template of a name."""
-    return _is_class(node) and bool(re.search(rf":[^:{{]*\b{name}<", node.head))
-
-
-def _may_lose(item: Item, node: Node) -> bool:
-    """Whether a data member can be removed in any case without changing how its class is initialised."""
-    declaration = bare(node.text).strip()
-    return declaration.startswith(("using", "static")) or item.names[0] == "Call" or bool(re.search(r"[={]", declaration))
-
-
-class _Outermost:
-    """An item that has no owner, with what is asked of it for each member of each class; it only loses code."""
-
-    def __init__(self, item: Item) -> None:
-        self.item = item
-        self.words = set(re.findall(r"\w+", item.node.text))
-        self.assigned = set(_all_assigned(item.node))
-
-    @cached_property
-    def text(self) -> str:
-        return bare(self.item.node.text)
-
-    def may_use(self, name: str, of: Item) -> bool:
-        """Whether it may use a member of a class."""
-        return name in self.words and (self.item is of or _goes_with(self.item, of))
-
-    def text_without_values(self, name: str, of: Item, own: bool) -> str:
-        """The text without assignments to a member of a class."""
-        if name not in self.assigned:
-            return self.text
-        return bare(_without_values(self.item.node, name, own or _holds(self.item.node, of.node)))
-
-    def drop_values(self, name: str, of: Item) -> None:
-        """Removes assignments to a member that a class has lost."""
-        if self.may_use(name, of):
-            own = self.item.names == of.names or _holds(self.item.node, of.node)
-            _drop_values(self.item.node, name, own, of.names[0])
-            vars(self).pop("text", None)  # found anew when it is asked for
-
-
-def _all_assigned(node: Node) -> Iterator[str]:
-    """The names of the members that statements within a node assign to."""
-    if isinstance(node, If):
-        for branch in (node.then, node.otherwise):
-            if branch is not None:
-                yield from _all_assigned(branch)
-        return
-    if (name := assigned(node)) is not None:
-        yield name
-    for block in node.blocks():
-        for each in block.nodes:
-            yield from _all_assigned(each)
-
-
-def _is_read(name: str, item: Item, node: Node, outermost: list[_Outermost]) -> bool:
-    """Whether a data member is used other than by its declaration and assignments to it."""
-    is_static = re.match(r"\s*(?:using|static)\b", bare(node.text))
-    access = re.compile(rf"(?:\.|->{'|::' if is_static else ''}){name}\b(?!\s*(?:<[^;{{}}()]*>)?\()")
-    word = re.compile(rf"(?<![.>:\w]){name}\b")
-    found = -len(word.findall(bare(node.text))) - len(access.findall(bare(node.text)))
-    for each in outermost:
-        if each.may_use(name, item):
-            own = each.item is item or each.item.names == item.names or _derives(each.item.node, name=item.names[0])
-            text = each.text_without_values(name, item, own)
-            if f".{name} = " in text:
-                text = re.sub(rf"(?<=[{{,])\s*\.{name} = ", " ", text)
-            found += len(access.findall(text)) + (len(word.findall(text)) if own else 0)
-    if item.owner is not None:
-        found += len(word.findall(bare(_without_values(item.node, name, True))))
-    return found > 0
-
-
-def _holds(node: Node, inner: Node) -> bool:
-    return any(each is inner or _holds(each, inner) for block in node.blocks() for each in block.nodes)
-
-
-def _without_values(node: Node, name: str, own: bool) -> str:
-    """A node's text without assignments to a member: ``a.name = ...`` or, in its own class, ``name = ...``."""
-    if isinstance(node, If):
-        branches = [_without_values(each, name, own) for each in (node.then, node.otherwise) if each is not None]
-        return f"{node.head} {' else '.join(branches)}"
-    if _gives_value(node, name, own):
-        return ";"
-    return "".join(
-        part if isinstance(part, str) else "{" + "\n".join(_without_values(each, name, own) for each in part.nodes) + "}"
-        for part in node.parts
-    )
-
-
-def _gives_value(node: Node, name: str, own: bool) -> bool:
-    if isinstance(node, If) or any(node.blocks()) or assigned(node) != name:
-        return False
-    return own or not re.match(rf"\s*{name}\b", node.head)
-
-
-def _drop_values(node: Node, name: str, own: bool, of: str) -> None:
-    """Removes assignments to a member of a class, and its designated initializers."""
-    for at, part in enumerate(node.parts):
-        if isinstance(part, str) and re.search(rf"\b{of}\b", part):
-            node.parts[at] = re.sub(rf"\n *\.{name} = [^\n]*,(?=\n)", "", part)
-    for block in node.blocks():
-        for each in [*block.nodes]:
-            value = each.then if isinstance(each, If) and each.otherwise is None else each
-            if _gives_value(value, name, own):
-                block.nodes.remove(each)
-            else:
-                _drop_values(each, name, own, of)
-
-
 def _is_structure(item: Item) -> bool:
     """Whether it is a directive that is always kept: ``#if`` and the like, and includes, but for torch's."""
     return not item.names and item.head.startswith("#") and not item.head.startswith("#include <torch/")
 
 
-def _goes_with(item: Item, user: Item) -> bool:
-    """Whether two different items can be compiled for the same device."""
-    devices = {each.place.removeprefix("first_") for each in (item, user)} - {"common"}
-    return item is not user and len(devices) < 2
-
-
 def _is_called(member: Item, called: set[str], named: set[str]) -> bool:
     name = member.names[0]
-    if _is_class(member.node):
+    if is_class(member.node):
         return name in named
     sign = name.removeprefix("operator")
     if sign != name and member.file.name == "number.cuh" and sign != "=":
@@ -549,33 +268,21 @@ def _named(word: str, user: Item, by_name: dict[str, list[Item]], aliases: dict[
         place = aliases.get(scope[-1], scope[-1])  # a used kernel file's text is in the namespace `file` within its own
         found = [item for item in by_name.get(name, []) if f"::{item.namespace}".endswith((f"::{place}", f"::{place}::file"))]
     else:
-        candidates = [item for item in by_name.get(name, []) if _goes_with(item, user)]
+        candidates = [item for item in by_name.get(name, []) if goes_with(item, user)]
         here = user.namespace.split("::")
         around = ["::".join(here[:depth]) for depth in range(len(here), 0, -1)]
-        around += ["", "jitact"] if user.namespace in ("", *_LOOPS) or user.file is _KERNEL else [""]
+        around += ["", "jitact"] if user.namespace in ("", *_LOOPS) or user.file is KERNEL else [""]
         around += [_LOOPS[0]] if user.namespace in _LOOPS else []  # found from jitact::rows by argument-dependent lookup
         nearest = next((each for each in around if any(item.namespace == each for item in candidates)), None)
-        places = set(around) if user.namespace in ("jitact", *_LOOPS, "") or user.file is _KERNEL else {nearest}
+        places = set(around) if user.namespace in ("jitact", *_LOOPS, "") or user.file is KERNEL else {nearest}
         found = [item for item in candidates if item.namespace in places]
-    is_brought = user.file is not _KERNEL and user.namespace != ""
-    yield from (item for item in found if _goes_with(item, user) and not (is_brought and _USING.match(item.head)))
-
-
-def _text(node: Node, without: set[int]) -> str:
-    """A node's text without some of the nodes in it, by id."""
-    if id(node) in without:
-        return ""
-    if isinstance(node, If):
-        return node.text
-    return "".join(
-        part if isinstance(part, str) else "{" + "\n".join(_text(each, without) for each in part.nodes) + "}"
-        for part in node.parts
-    )
+    is_brought = user.file is not KERNEL and user.namespace != ""
+    yield from (item for item in found if goes_with(item, user) and not (is_brought and _USING.match(item.head)))
 
 
 def _members(node: Node) -> Iterator[tuple[str, str, str]]:
     """The data members of a struct: type, name and array length."""
-    for each in _class_block(node).nodes:
+    for each in class_block(node).nodes:
         type_ = re.match(r"(?:const )?\w+\*?", bare(each.text).strip())[0]
         for declaration in bare(each.text).strip()[len(type_) :].rstrip("; ").split(","):
             found = re.match(r"\s*(\w+)(?:\[(.*?)\])?", declaration)
