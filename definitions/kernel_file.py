@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -52,16 +53,24 @@ def read_file(path: Path) -> str:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Writes a kernel file, at once: other processes, which may load or save the same folder, never find a part of it.
+    """Writes a text file, at once: nothing that reads it finds a part of it, also if the writing is killed.
+
+    Links stay links, and permissions what they are. Pipes and terminals, and files in a folder that takes no new ones, are
+    written directly.
 
     Raises:
         OSError: it cannot be written.
     """
-    path = path.resolve()  # a link stays one
+    path = path.resolve()
+    if path.exists() and not (path.is_file() and os.access(path.parent, os.W_OK)):
+        path.write_text(text, encoding="utf-8")
+        return
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # not *.cu, which would be loaded
     try:
         with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
+        if path.exists():
+            shutil.copymode(path, temporary)
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 import torch
 
 from .. import registry
+from ..definitions.kernel_file import write_file
 from ..rows.modules import names as row_names
 from .progress import progress, say
 
@@ -322,7 +323,7 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
     for name in lists:
         text += f',\n "{name}": [\n  ' + ",\n  ".join(json.dumps(row) for row in results[name]) + "\n ]"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n}}\n", encoding="utf-8")
+    write_file(path, f"{text}\n}}\n")  # else a kill meanwhile would cost the earlier results, too
 
 
 def _writers(path: Path) -> set[str | None]:

@@ -318,3 +318,35 @@ def test_results_are_written_a_row_a_line(kind: str, tmp_path: Path) -> None:
     text = (tmp_path / "r.json").read_text(encoding="utf-8")
     assert json.loads(text) == results | {kind: [{"name": "relu", "ulp": "inf"}, {"name": "gelu"}]}
     assert '\n  {"name": "relu", "ulp": "inf"},\n  {"name": "gelu"}\n' in text
+
+
+def test_results_that_cannot_be_written_leave_the_earlier_ones(tmp_path: Path, monkeypatch) -> None:
+    earlier, file = {"machine": {"device": "x"}, "rows": [{"name": "relu"}]}, tmp_path / "r.json"
+    write_json(file, earlier)
+
+    def killed(*_: object) -> None:
+        assert len(list(tmp_path.iterdir())) == 2  # all is written
+        assert json.loads(file.read_text()) == earlier
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_json(file, earlier | {"stopped": 0})
+    assert json.loads(file.read_text()) == earlier and list(tmp_path.iterdir()) == [file]
+
+
+def test_results_are_written_where_a_link_leads_with_the_same_permissions(tmp_path: Path) -> None:
+    file, link = tmp_path / "r.json", tmp_path / "link.json"
+    file.touch(0o600)
+    link.symlink_to(file)
+    write_json(link, {"stopped": 0})
+    assert link.is_symlink() and json.loads(file.read_text()) == {"stopped": 0} and file.stat().st_mode & 0o777 == 0o600
+
+
+def test_results_go_into_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_json(tmp_path / "pipe", {"stopped": 0})
+    assert json.loads(os.read(reader, 1000)) == {"stopped": 0}
+    os.close(reader)
