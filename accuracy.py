@@ -268,7 +268,8 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     if usual_place:
         args.json = Path("results", f"accuracy-{args.device.type}.json")
         args.json.parent.mkdir(exist_ok=True)
-    parser.refuse_results_of_others(args.json, "broken")
+    fact = "capability" if args.device.type == "cuda" else "device"  # GPUs of one capability run the same machine code
+    parser.refuse_results_of_others(args.json, "broken", args.device, fact)
     results = {"machine": machine(args.device), "rows": []}
     print(report.describe_machine(results["machine"]))
     print(f"{'':30}" + "".join(f"{title:>8}" if title == "above" else f"{title:>16}{'':9}" for title in COLUMNS))
@@ -287,7 +288,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     own = len(results["rows"])
     broken = {row["name"] for row in results["rows"] if row["broken"]}
     # Errors of other jitact versions are kept until remeasured, and of other GPUs that run the same machine code.
-    results = with_kept(results, args.json, ("capability" if args.device.type == "cuda" else "device", "torch"))
+    results = with_kept(results, args.json, (fact, "torch"))
     write_json(args.json, results)
     table = args.json.with_suffix(".md")
     table.write_text(report.accuracy_markdown(results), encoding="utf-8")

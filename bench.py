@@ -207,7 +207,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     for option in NOT_WITH.get(mode, ()):
         if getattr(args, option):
             parser.error(f"{mode} does not take --{option}")
-    parser.refuse_results_of_others(args.json, {"--models": "block", "--calls": "us"}.get(mode, "wrong"))
+    parser.refuse_results_of_others(args.json, {"--models": "block", "--calls": "us"}.get(mode, "wrong"), args.device)
     if mode == "--models":
         return blocks_of_models(parser, args)
     if mode == "--calls":

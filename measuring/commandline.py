@@ -183,17 +183,24 @@ class CommandParser(argparse.ArgumentParser):
             raise argparse.ArgumentTypeError(f"{text!r} holds something else than results, which would be lost")
         return path
 
-    def refuse_results_of_others(self, path: Path | None, mark: str) -> None:
-        """An error for a file with rows of another command, which mean something else and cannot be kept beside the new ones.
+    def refuse_results_of_others(self, path: Path | None, mark: str, device: torch.device, fact: str = "device") -> None:
+        """An error for a file with rows of another command or machine, which cannot be kept beside the new ones.
 
         Args:
             path: a :meth:`results_file`.
             mark: the key of :data:`WRITERS` for the rows that are going to be written.
+            device: where they are going to be measured.
+            fact: of the machine, which must be the same; if the file lacks it, the device counts.
         """
-        others = _writers(path) - {WRITERS[mark]} if path else set()
-        if others:
+        writers = _writers(path) if path else set()
+        if others := writers - {WRITERS[mark]}:
             written = " and ".join(sorted(f"`{other}`" for other in others if other))
             self.error(f"{str(path)!r} holds results of {written}; write those of `{WRITERS[mark]}` to another file")
+        if path and writers:
+            then, now = json.loads(path.read_text(encoding="utf-8"))["machine"], machine(device)
+            fact = fact if fact in then else "device"
+            if then[fact] != now[fact]:
+                self.error(f"{str(path)!r} holds results of {then['device']}; write those of {now['device']} to another file")
 
 
 class Parser(CommandParser):

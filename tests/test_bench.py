@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import compare_sass
@@ -20,8 +20,18 @@ from common import SLOW
 import jitact
 from jitact import accuracy, bench, registry, report
 from jitact.accuracy import every_16bit_value, ulp_error
-from jitact.measuring import activation_rows, first_calls, host_calls, instructions, models, operand_cases, operand_rows, timing
-from jitact.measuring.commandline import Parser, with_kept, write_json
+from jitact.measuring import (
+    activation_rows,
+    commandline,
+    first_calls,
+    host_calls,
+    instructions,
+    models,
+    operand_cases,
+    operand_rows,
+    timing,
+)
+from jitact.measuring.commandline import Parser, machine, with_kept, write_json
 from jitact.rows.modules import names as row_names
 
 INF, NAN = math.inf, math.nan
@@ -287,6 +297,26 @@ class TestBench:
         assert raised.value.code == 2 and file.read_text() == text and not printed.out
         assert f"results.json' holds results of `{by}`; write those of `" in printed.err
 
+    @pytest.mark.parametrize(
+        ("main", "mode", "row"),
+        [
+            (bench.main, [], {"rows": [{"wrong": []}]}),
+            (bench.main, ["--operands"], {"operands": [{}]}),
+            (bench.main, ["--calls"], {"rows": [{"us": {}}]}),
+            (bench.main, ["--models"], {"rows": [{"block": "mlp"}]}),
+            (accuracy.main, [], {"rows": [{"broken": []}]}),
+        ],
+    )
+    def test_results_of_another_machine_are_refused_before_anything_is_measured(self, main, mode, row, tmp_path, capsys):
+        ((kind, (of,)),) = row.items()
+        text = json.dumps({"machine": {"device": "H200"}, kind: [{"name": "gelu", "dtype": "bf16"} | of]})
+        (tmp_path / "results.json").write_text(text)
+        with pytest.raises(SystemExit) as raised:
+            main(["gelu", *mode, "--device", "cpu", "--json", str(tmp_path / "results.json")])
+        printed = capsys.readouterr()
+        assert raised.value.code == 2 and (tmp_path / "results.json").read_text() == text and not printed.out
+        assert "results.json' holds results of H200; write those of " in printed.err
+
     @pytest.mark.parametrize("mode", [[], ["--operands"], ["--calls"], ["--models"]])
     def test_stopped_before_the_first_row_it_leaves_files_as_they_are(self, mode, tmp_path, capsys, monkeypatch):
         def measured(*_):
@@ -299,7 +329,7 @@ class TestBench:
         monkeypatch.setattr(models, "measure_models", measured)
         mark = {"--calls": "us", "--models": "block"}.get("".join(mode), "wrong")
         rows = [{"name": "relu", "dtype": "bf16", mark: []}]
-        files = {"results.json": json.dumps({"machine": {"device": "there"}, "rows": rows})}
+        files = {"results.json": json.dumps({"machine": machine(torch.device("cpu")), "rows": rows})}
         if not mode:
             files["page.html"] = "<p>an earlier page</p>"
         options = []
@@ -735,6 +765,17 @@ class TestWithKept:
         for text in ("no JSON", "[1]", "{}", json.dumps({"machine": self.MACHINE | {"jitact": "0"}, "rows": []})):
             path.write_text(text, encoding="utf-8")
             assert with_kept(new, path) == new
+
+    @pytest.mark.parametrize(("fact", "refused"), [("device", True), ("capability", False), ("driver", True)])
+    def test_gpus_may_differ_in_what_does_not_count(self, fact, refused, tmp_path, monkeypatch, capsys):
+        """A file that lacks the fact, here the driver, is judged by the device."""
+        now = self.MACHINE | {"capability": "9.0", "driver": "1"}
+        monkeypatch.setattr(commandline, "machine", lambda device: now)
+        then = self.MACHINE | {"device": "H100", "capability": "9.0"}
+        write_json(tmp_path / "r.json", {"machine": then, "rows": [{"name": "gelu", "dtype": "bf16", "broken": []}]})
+        with pytest.raises(SystemExit) if refused else nullcontext():
+            Parser().refuse_results_of_others(tmp_path / "r.json", "broken", torch.device("cpu"), fact)
+        assert ("r.json' holds results of H100; write those of H200 to another file" in capsys.readouterr().err) == refused
 
     def test_a_pipe_or_a_terminal_is_not_read(self, tmp_path, monkeypatch):
         os.mkfifo(tmp_path / "pipe")

@@ -216,7 +216,7 @@ def test_accuracy_keeps_the_rows_of_others(tmp_path: Path, capsys) -> None:
     results = json.loads(file.read_text())
     rows = [(row["name"], row["save"]) for row in results["rows"]]
     assert sorted(rows) == [("relu", "bit"), ("relu", "input"), ("softsign", "input"), ("softsign", "output")]
-    results["machine"]["device"] = "another"
+    results["machine"]["torch"] = "another"
     file.write_text(json.dumps(results))
     assert accuracy.main(["relu", "--dtype", "bf16", "--device", "cpu", "--json", str(file)]) == 0
     assert {row["name"] for row in json.loads(file.read_text())["rows"]} == {"relu"}
