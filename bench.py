@@ -97,8 +97,9 @@ def wrong_in(rows: list[report.Entry]) -> set[str]:
 
 def operands_alone(parser: Parser, args: argparse.Namespace, dtypes: list[torch.dtype]) -> int:
     """``--operands``, or gated activations only. Returns the exit code: 1 if a line is wrong."""
-    if args.html or args.plot:
-        parser.error("--html and --plot show elementwise activations, and none is to be measured")
+    for option in NOT_WITH["--operands"]:
+        if getattr(args, option):
+            parser.error(f"--{option} is for elementwise activations, and none is to be measured")
     results = operands(parser, args, dtypes)
     written(results, args.json)
     for line in text.distrust(results["operands"]):
@@ -239,7 +240,9 @@ def _parser(prog: str) -> Parser:
         "--operands", action="store_true", help="instead, fused operands (of gelu, or gelu+bias alone), gates, formulas, rows"
     )
     parser.add_argument("--calls", action="store_true", help="instead, what calls on tensors of 8x64 elements take of the host")
-    parser.add_argument("--exported", action="store_true", help="compare with the files that `jitact.export` writes too")
+    parser.add_argument(
+        "--exported", action="store_true", help="compare elementwise ones with the files that `jitact.export` writes too"
+    )
     parser.add_argument(
         "--cold", action="store_true", help="time the build of every named activation anew, not of the first only"
     )

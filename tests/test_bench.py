@@ -36,6 +36,7 @@ from jitact.rows.modules import names as row_names
 
 INF, NAN = math.inf, math.nan
 CHECKOUT = Path(__file__).resolve().parents[1]
+ALONE = [("exported",), ("cold",), ("html", "page.html")]  # options that would change nothing for gated activations alone
 TINY = 2.0**-24  # fp16's smallest subnormal number
 
 
@@ -381,6 +382,7 @@ class TestBench:
             (["gelu", "--models", "mlp", "--shape", "8x8"], "--models does not take --shape"),
             (["gelu", "--models", "--calls"], "--models does not take --calls"),
             (["gelu", "--operands", "--cold"], "--operands does not take --cold"),
+            *[(["swiglu", f"--{each}", *more], f"--{each} is for elementwise activations, and none") for each, *more in ALONE],
         ],
     )
     def test_bad_arguments(self, capsys, arguments, says):
