@@ -68,7 +68,7 @@ def check(
         TypeError: as :func:`jitact.get`; or ``dtypes`` is not a list of supported dtypes, or a bound is not a number.
         ValueError: there are no dtypes, no inputs from ``low`` to ``high``, or the activation is random in evaluation too; or a
             module's weight has several values, as that of ``nn.PReLU(3)``; or ``device`` is none of this machine; or a
-            definition's reference returns something else than a tensor of x's shape.
+            definition's reference returns something else than a tensor of x's shape, or changes its arguments in place.
         kernels.BuildError: the kernel does not compile.
     """
     dtypes, device = _checked(dtypes, low, high), default_device(device)
@@ -83,6 +83,11 @@ def check(
     record, params = whole or (record_of(module), oracle.params)
     x = torch.ones(3, dtype=torch.float64, device=device)
     check_reference(record.name, record.reference(*[x for _ in record.layout.tensors], *params), x)
+    if x._version:
+        raise ValueError(
+            f"check: the reference of {record.name} changes its arguments in place; it must return a new tensor, as "
+            "torch.relu(x) does and torch.relu_(x) does not"
+        )
     near = kinks("\n".join(each.text for each in (record.source, *record.source.all_used)), params)
     samples = {dtype: inputs(dtype, low, high, near, device) for dtype in dtypes}
     for dtype, x in samples.items():

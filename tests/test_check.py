@@ -35,6 +35,19 @@ def test_a_reference_that_returns_something_else_is_refused(reference: Callable,
         jitact.check(wrong)
 
 
+@pytest.mark.parametrize(("operands", "reference"), [
+    ("T x", lambda x: x.mul_(2)),
+    ("T x", lambda x: 2 * x.view(-1).relu_()),
+    ("T x, T other", lambda x, other: other.copy_(2 * x)),
+])  # fmt: skip
+def test_a_reference_that_works_in_place_is_refused(operands: str, reference: Callable) -> None:
+    wrong = slip(None, source=f"ELEMENTWISE T forward({operands}) {{ return 2 * x; }}", reference=reference)
+    with pytest.raises(ValueError, match=r"check: the reference of slip changes its arguments in place; it must return a new"):
+        jitact.check(wrong)
+    right = slip(None, source="ELEMENTWISE T forward(T x) { return 2 * x; }", reference=lambda x: (2 * x).add_(0))
+    assert jitact.check(right, dtypes=[torch.bfloat16])
+
+
 FROM_OUTPUT = {
     "the sign": ("sigmoid(x)", "-dy * y * (1 - y)"),
     "a forgotten factor": ("tanh(x)", "dy * (1 - y)"),
