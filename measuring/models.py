@@ -13,6 +13,7 @@ import copy
 import gc
 import multiprocessing
 import os
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -269,7 +270,7 @@ def compile_ahead(compile_one: Callable[[Task], str | None], tasks: list[Task], 
     before = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS")
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"  # per process
     try:
-        with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        with multiprocessing.get_context("spawn").Pool(jobs, signal.signal, (signal.SIGINT, _leave_to_the_pool)) as pool:
             made = pool.imap_unordered(partial(_alone, compile_one), tasks)
             for trouble in filter(None, progress(made, len(tasks))):
                 say(trouble)
@@ -277,6 +278,10 @@ def compile_ahead(compile_one: Callable[[Task], str | None], tasks: list[Task], 
         os.environ.pop("TORCHINDUCTOR_COMPILE_THREADS")
         if before is not None:
             os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = before
+
+
+def _leave_to_the_pool(*_: object) -> None:
+    """Ctrl-C in a terminal reaches these processes, too, which would print where they were. The pool ends them."""
 
 
 def _alone(compile_one: Callable[[Task], str | None], task: Task) -> str | None:
@@ -426,13 +431,13 @@ def measure_models(
         jobs: how many processes compile ahead; with 0, nothing is compiled ahead.
     """
     tasks = [(block, name, dtype) for dtype in dtypes for block in blocks for name in names]
-    if jobs:
-        begin = time.perf_counter()
-        compile_ahead(_compile, [(*task, device) for task in tasks], jobs)
-        say(f"compiled ahead in {time.perf_counter() - begin:.0f} s")
     rows: list[dict[str, Any]] = []
     results: dict[str, Any] = {}
     with keeping(results):
+        if jobs:
+            begin = time.perf_counter()
+            compile_ahead(_compile, [(*task, device) for task in tasks], jobs)
+            say(f"compiled ahead in {time.perf_counter() - begin:.0f} s")
         say(HEADING)
         for block, name, dtype in progress(tasks, len(tasks), lambda task: f"{task[0]} {task[1]} {dtype_name(task[2])}"):
             rows.append(measure(block, name, dtype, device))

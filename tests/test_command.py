@@ -21,7 +21,7 @@ from jitact import accuracy, bench
 from jitact.__main__ import COMMANDS, main
 from jitact.kernels.loader import build, cache, log
 from jitact.kernels.loader.plan import make_plan
-from jitact.measuring import activation_rows, operand_rows, text, timing
+from jitact.measuring import activation_rows, models, operand_rows, text, timing
 from jitact.measuring import progress as progress_module
 from jitact.measuring.commandline import progress, say, write_json
 from jitact.measuring.others import Others
@@ -184,6 +184,40 @@ def test_bench_keeps_what_there_is_when_it_is_ended(tmp_path: Path, monkeypatch,
     results = json.loads(file.read_text())
     assert results["stopped"] == 143 and len(results["operands"]) == len(measured) == 1
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_blocks_of_models_can_be_ended_while_they_are_compiled_ahead(monkeypatch, capsys) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def ended(*_: object) -> None:
+        assert signal.getsignal(signal.SIGTERM) is not before, "the processes that compile would outlive this one"
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(models, "compile_ahead", ended)
+    results = models.measure_models(["relu"], [torch.float32], torch.device("cpu"), ["mlp"], 1)
+    assert results["stopped"] == 143 and not results["rows"] and signal.getsignal(signal.SIGTERM) is before
+
+
+AHEAD = """
+import signal
+from jitact.measuring.models import compile_ahead
+
+def interrupted(task):
+    signal.raise_signal(signal.SIGINT)
+    return f"goes on with {task}"
+
+if __name__ == "__main__":
+    compile_ahead(interrupted, ["relu"], 1)
+"""
+
+
+@pytest.mark.slow  # two processes import torch anew
+def test_interrupted_processes_that_compile_ahead_leave_it_to_the_measuring_one(tmp_path: Path) -> None:
+    """A terminal interrupts all of them: tracebacks of each would cover what was measured."""
+    (tmp_path / "ahead.py").write_text(AHEAD)
+    command = [sys.executable, "-P", str(tmp_path / "ahead.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "goes on with relu\n", "")
 
 
 def test_bench_keeps_what_there_is_when_first_uses_are_interrupted(stopped_after, tmp_path: Path, monkeypatch, capsys) -> None:
