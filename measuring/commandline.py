@@ -18,9 +18,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -88,8 +90,42 @@ class _Ended(KeyboardInterrupt):
     """SIGTERM, treated as Ctrl-C is."""
 
 
-def _end(signum: int, frame: object) -> NoReturn:
-    raise _Ended
+class _Ends:
+    """Raises Ctrl-C and SIGTERM as exceptions, outside of torch's own code if that takes no long time.
+
+    What torch calls from C++ or for weak references must not raise: the process aborts, or the exception is lost. Each was seen
+    within a hundred tries while torch.compile ran. An exception that was lost is raised again.
+    """
+
+    PATIENCE = 3.0  # seconds for which torch's code, such as a compiler, may go on
+    AGAIN = 5.0  # seconds after which an exception must have ended the measurement
+    TORCH = str(Path(torch.__file__).parent) + os.sep
+
+    def __enter__(self) -> None:
+        self.first: tuple[int, float] | None = None  # the signal and its time
+        self.over = False
+        chosen = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
+        self.before = {each: signal.signal(each, self._handle) for each in chosen}
+
+    def __exit__(self, *_: object) -> None:
+        self.over = True  # what was measured is written now
+        if self.first:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for each, handler in self.before.items():
+            signal.signal(each, handler or signal.SIG_DFL)  # None if it was not set from Python
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.over:
+            return
+        if self.first is None:
+            self.first = signum, time.monotonic()
+            self.before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._handle)
+        while frame and not frame.f_code.co_filename.startswith(self.TORCH):
+            frame = frame.f_back
+        raises = not frame or time.monotonic() - self.first[1] > self.PATIENCE
+        signal.setitimer(signal.ITIMER_REAL, self.AGAIN if raises else 0.05)  # calls this again
+        if raises:
+            raise _Ended if self.first[0] == signal.SIGTERM else KeyboardInterrupt
 
 
 @contextmanager
@@ -100,18 +136,15 @@ def keeping(results: dict[str, Any]) -> Iterator[None]:
     """
     results["stopped"] = 0
     handles = threading.current_thread() is threading.main_thread()  # signals cannot be handled elsewhere
-    before = signal.signal(signal.SIGTERM, _end) if handles else None
     try:
-        yield
+        with _Ends() if handles else nullcontext():
+            yield
     except _Ended:
         results["stopped"] = ENDED
     except KeyboardInterrupt:
         results["stopped"] = INTERRUPTED
     except BrokenPipeError:
         results["stopped"] = CLOSED
-    finally:
-        if handles:
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None if it was not set from Python
 
 
 def dtype_name(dtype: torch.dtype) -> str:

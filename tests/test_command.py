@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,14 @@ from jitact import accuracy, bench
 from jitact.__main__ import COMMANDS, main
 from jitact.kernels.loader import build, cache, log
 from jitact.kernels.loader.plan import make_plan
-from jitact.measuring import activation_rows, models, operand_rows, text, timing
+from jitact.measuring import activation_rows, commandline, models, operand_rows, text, timing
 from jitact.measuring import progress as progress_module
-from jitact.measuring.commandline import progress, say, write_json
+from jitact.measuring.commandline import keeping, progress, say, write_json
 from jitact.measuring.others import Others
 
 pytest_plugins = ["building"]
 NAMES = [command.name for command in COMMANDS]
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 TAKING_NAMES = ["bench", "check", "accuracy", "export", "build", "clear", "tune"]
 
 
@@ -218,6 +220,49 @@ def test_interrupted_processes_that_compile_ahead_leave_it_to_the_measuring_one(
     command = [sys.executable, "-P", str(tmp_path / "ahead.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "goes on with relu\n", "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_torch_is_not_interrupted_where_that_would_be_lost(number: int, code: int) -> None:
+    """As in a callback of a weak reference, of which torch.compile has many: the exception is printed, and nothing else."""
+    source = "def called(*_):\n  raise_signal(number)\n  done.append('called')"
+    done, results = [], {}
+    names = {"number": number, "done": done, "raise_signal": signal.raise_signal}
+    exec(compile(source, commandline._Ends.TORCH + "made_up.py", "exec"), names)
+    before = [signal.getsignal(each) for each in ENDS]
+    with keeping(results):
+        made = torch.nn.ReLU()
+        kept = weakref.ref(made, names["called"])
+        del made
+        for _ in range(6000):
+            time.sleep(0.01)
+        done.append("went on")
+    assert kept() is None and done == ["called"] and results["stopped"] == code
+    assert [signal.getsignal(each) for each in ENDS] == before and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+@pytest.mark.parametrize("patience", [0.0, 3600.0])
+def test_torch_is_interrupted_if_it_takes_long_and_again_if_that_was_lost(patience: float, monkeypatch) -> None:
+    monkeypatch.setattr(commandline._Ends, "PATIENCE", patience)
+    monkeypatch.setattr(commandline._Ends, "AGAIN", 0.1)
+    source = "try:\n  raise_signal(15)\n  sleep(0.2)\nexcept KeyboardInterrupt:\n  lost = 1"
+    names, results = {"raise_signal": signal.raise_signal, "sleep": time.sleep}, {}
+    with keeping(results):
+        exec(compile(source, commandline._Ends.TORCH + "made_up.py", "exec"), names)
+        for _ in range(6000):
+            time.sleep(0.01)
+    assert results["stopped"] == 143 and names.get("lost") == (1 if patience == 0 else None)
+
+
+def test_ctrl_c_that_is_ignored_stays_so() -> None:
+    """As of a program that a shell runs in the background."""
+    results, before = {}, signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with keeping(results):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert results["stopped"] == 0
 
 
 def test_bench_keeps_what_there_is_when_first_uses_are_interrupted(stopped_after, tmp_path: Path, monkeypatch, capsys) -> None:
