@@ -97,7 +97,7 @@ class _Ends:
     within a hundred tries while torch.compile ran. An exception that was lost is raised again.
     """
 
-    PATIENCE = 3.0  # seconds for which torch's code, such as a compiler, may go on
+    PATIENCE = 2.0  # seconds for which torch's code, such as a compiler, may go on
     AGAIN = 5.0  # seconds after which an exception must have ended the measurement
     TORCH = str(Path(torch.__file__).parent) + os.sep
 
