@@ -309,8 +309,8 @@ def _wrong_rows(case: Case, x: Tensor, dy: Tensor, *masks: Tensor) -> str | None
     for mask in masks:
         if mask.dtype is torch.bool:
             x = x.masked_fill(~mask, -torch.inf)
-        else:  # kernels round the sum to float32; PyTorch's operators, used for small tensors, round it to the dtype
-            x = (x + mask.double()).float().double()
+        else:  # kernels round the sum to float32 at least; PyTorch's operators, used for small tensors, round it to the dtype
+            x = (x + mask.double()).to(torch.promote_types(leaf.dtype, torch.float32)).double()
             near = near + torch.finfo(mask.dtype).eps * x.abs().nan_to_num(posinf=0)
     exact, tiny = exact_output(name, x, dim), torch.finfo(leaf.dtype).tiny
     if not ((y - exact).abs() <= near * (exact.abs() + (name == "log_softmax")) + tiny).all():
