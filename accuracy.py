@@ -266,8 +266,11 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     args = parser.parse(arguments, of_rows=True)
     usual_place = not args.json
     if usual_place:
-        args.json = Path("results", f"accuracy-{args.device.type}.json")
-        args.json.parent.mkdir(exist_ok=True)
+        try:
+            Path("results").mkdir(exist_ok=True)
+            args.json = _results_and_table(f"results/accuracy-{args.device.type}.json")
+        except (OSError, argparse.ArgumentTypeError) as error:
+            parser.error(f"{error}; choose another file with --json")
     fact = "capability" if args.device.type == "cuda" else "device"  # GPUs of one capability run the same machine code
     parser.refuse_results_of_others(args.json, "broken", args.device, fact)
     results = {"machine": machine(args.device), "rows": []}

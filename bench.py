@@ -112,13 +112,6 @@ def activations(
 ) -> int:
     """Elementwise activations, followed by gated ones if there are any. Returns the exit code: 1 if one is wrong."""
     peers = ["eager", *(peer for peer in ("compile", "exported") if getattr(args, peer))]
-    if args.shape:
-        needed, memory = (
-            LEAST_COPIES * math.prod(args.shape) * max(dtype.itemsize for dtype in dtypes),
-            total_memory(args.device),
-        )
-        if needed > memory:
-            parser.error(f"--shape needs about {needed / 1e9:.3g} GB, and {args.device} has {memory / 1e9:.3g}")
     try:
         results = measure_all(elementwise, dtypes, args.device, args.shape, peers)
     except torch.OutOfMemoryError:
@@ -173,6 +166,14 @@ def calls_of_the_host(parser: Parser, args: argparse.Namespace) -> int:
     return results["stopped"]
 
 
+def refuse_too_large(parser: Parser, args: argparse.Namespace, dtypes: list[torch.dtype]) -> None:
+    """An error for a ``--shape`` that the memory of the device has no room for."""
+    needed = LEAST_COPIES * math.prod(args.shape) * max(dtype.itemsize for dtype in dtypes)
+    memory = total_memory(args.device)
+    if needed > memory:
+        parser.error(f"--shape needs about {needed / 1e9:.3g} GB, and {args.device} has {memory / 1e9:.3g}")
+
+
 def total_memory(device: torch.device) -> int:
     """The memory of a device in bytes."""
     if device.type == "cuda":
@@ -209,6 +210,9 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         if getattr(args, option):
             parser.error(f"{mode} does not take --{option}")
     parser.refuse_results_of_others(args.json, {"--models": "block", "--calls": "us"}.get(mode, "wrong"), args.device)
+    dtypes = args.dtype or DTYPES[args.device.type]
+    if args.shape:
+        refuse_too_large(parser, args, dtypes)
     if mode == "--models":
         return blocks_of_models(parser, args)
     if mode == "--calls":
@@ -219,7 +223,6 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         from torch._functorch import config
 
         config.donated_buffer = False  # so that backward can run many times on one graph
-    dtypes = args.dtype or DTYPES[args.device.type]
     gated = [name for name in args.names if REGISTRY[name].activation.gating] if not args.operands else []
     elementwise = [name for name in args.names if name not in gated]
     if args.operands or not elementwise:

@@ -123,6 +123,9 @@ def _checked(dtypes: Iterable[torch.dtype], low: float, high: float) -> tuple[to
             raise TypeError(f"check: {name} must be a number, got {value!r}")
     if not low <= high:
         raise ValueError(f"check: needs low <= high, got low={low}, high={high}")
+    for dtype in dtypes:
+        if low > torch.finfo(dtype).max or high < torch.finfo(dtype).min:
+            raise ValueError(f"check: there is no {name_of(dtype)} from low={low:g} to high={high:g}")
     return dtypes
 
 

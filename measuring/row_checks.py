@@ -78,7 +78,8 @@ def _line(
 ) -> Line:
     """The line of the report for a dtype and a choice of ``save``."""
     function = partial(function, **dict(record.params))
-    samples = [random_rows(n, max(4, ELEMENTS // n), dtype, device).clamp(low, high) for n in LENGTHS]
+    span = max(low, torch.finfo(dtype).min), min(high, torch.finfo(dtype).max)
+    samples = [random_rows(n, max(4, ELEMENTS // n), dtype, device).clamp(*span) for n in LENGTHS]
     besides = [random_beside(record, x, -1) for x in samples]
     exacts = [_exact(record, x.double(), beside) for x, beside in zip(samples, besides, strict=True)]
     # Logarithms are differences of numbers of magnitude 1; shares are products, with the same relative error everywhere.

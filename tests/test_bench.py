@@ -370,7 +370,7 @@ class TestBench:
             (["--dtype", "int32"], "no dtype 'int32'"),
             (["--shape", "4096xmany"], "no shape '4096xmany'; write it like 4096x393216"),
             (["--shape", "0x4"], "no shape '0x4'"),
-            (["--shape", "1000000x1000000x1000"], "GB"),
+            *[([*of, "--shape", "1000000x1000000x1000"], "GB") for of in ([], ["--operands"], ["--calls"], ["swiglu"])],
             (["--device", "abacus"], "no device 'abacus'"),
             (["--device", "cuda:99"], "no device 'cuda:99': this machine has"),
             (["--json", "/no/such/place.json"], "there is no directory '/no/such'"),
@@ -559,6 +559,9 @@ class TestBench:
         x, dy = torch.randn(2, 64, 100).unbind()
         masks = operand_rows._made_extra(case, x)
         assert operand_rows._wrong_rows(case, x, dy, *masks) is None
+        if not case.converts:
+            exact = [t.double() if t.is_floating_point() else t for t in (x, dy, *masks)]
+            assert operand_rows._wrong_rows(case, *exact) is None
         wrong = case._replace(ours=lambda x, *masks: case.theirs(x * 1.1, *masks))
         assert operand_rows._wrong_rows(wrong, x, dy, *masks) == "forward is wrong"
         wrong = case._replace(ours=lambda x, *masks: case.theirs(1.5 * x - 0.5 * x.detach(), *masks))

@@ -48,6 +48,10 @@ def test_a_reference_that_works_in_place_is_refused(operands: str, reference: Ca
     assert jitact.check(right, dtypes=[torch.bfloat16])
 
 
+def test_rows_are_checked_up_to_a_number_that_the_dtype_lacks() -> None:
+    assert jitact.check("softmax", low=-1e300, high=1e300, dtypes=[torch.float16])
+
+
 FROM_OUTPUT = {
     "the sign": ("sigmoid(x)", "-dy * y * (1 - y)"),
     "a forgotten factor": ("tanh(x)", "dy * (1 - y)"),

@@ -79,6 +79,8 @@ def test_a_wrong_part_of_a_name_is_the_same_everywhere(name: str, given: str, ca
         (["bench", "relu", "--all"], "jitact bench: unrecognized arguments: --all"),
         (["clear", "--unused", "-1"], "jitact clear: argument --unused: must be a positive number"),
         (["check", "relu", "--low", "2", "--high", "1"], "jitact check: needs low <= high"),
+        (["check", "relu", "--low", "inf"], "jitact check: there is no float32 from low=inf to high=inf"),
+        (["check", "softmax", "--low", "1e5", "--dtype", "fp16"], "jitact check: there is no float16 from low=100000"),
         (["build", "relu", "--arch", "nine"], "jitact build: argument --arch: 'nine' is no compute capability"),
         (["build", "gelu+foo"], "jitact build: 'gelu+foo': 'foo' cannot be fused with an activation"),
         (["clear", "gelu+foo"], "jitact clear: 'gelu+foo': 'foo' cannot be fused with an activation"),
@@ -286,6 +288,17 @@ def test_accuracy_overwrites_nothing_else(there: str, tmp_path: Path, capsys) ->
     with pytest.raises(SystemExit, match="2"):
         accuracy.main(["relu", "--json", str(tmp_path / "notes.json")])
     assert "holds something else" in capsys.readouterr().err and (tmp_path / there).read_text() == "notes"
+
+
+@pytest.mark.parametrize("there", ["results", "results/accuracy-cpu.json", "results/accuracy-cpu.md"])
+def test_accuracy_says_what_is_in_its_usual_place(there: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(there).parent.mkdir(exist_ok=True)
+    Path(there).write_text("notes")
+    assert code_of(["accuracy", "relu", "--device", "cpu"]) == 2 and Path(there).read_text() == "notes"
+    said = capsys.readouterr()
+    assert not said.out and there in said.err and said.err.endswith("; choose another file with --json\n")
+    assert said.err.count("\n") == 1
 
 
 def test_accuracy_keeps_the_rows_of_others(tmp_path: Path, capsys) -> None:
