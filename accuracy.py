@@ -256,6 +256,7 @@ def _results_and_table(text: str) -> Path:
     table = path.with_suffix(".md")
     if path == table or (table.exists() and not path.exists()):
         raise argparse.ArgumentTypeError(f"the table would go to {str(table)!r}, which holds something else")
+    Parser.output_file(str(table))
     return path
 
 

@@ -86,13 +86,18 @@ def export(
     return _file(record, build, params, passed, _shape(name, shape))
 
 
+def _output(text: str) -> Path | None:
+    """The file to write; None for stdout."""
+    return None if text == "-" else CommandParser.output_file(text)
+
+
 def main(arguments: list[str] | None = None, prog: str = "python -m jitact.registry") -> int:
     """``jitact export NAME [-o FILE]``, and ``python -m jitact.registry export``; returns the exit code."""
     parser = CommandParser(prog=prog, description="Writes an activation as one file.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="export")
     command = commands.add_parser("export", help=(export.__doc__ or "").partition("\n")[0])
     command.add_argument("name", help="an activation, by any name that it is known by")
-    command.add_argument("-o", "--output", type=parser.output_file, help="the file to write; printed if left out, or -")
+    command.add_argument("-o", "--output", type=_output, help="the file to write; printed if left out, or -")
     parser.add_folder(command)
     command.add_argument(
         "--dtype", nargs="+", type=dtypes_named, action="extend", help=f"some of {','.join(DTYPES)}; all if left out"
@@ -108,7 +113,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
             load_folder(args.folder)
         dtype = args.dtype and list(itertools.chain(*args.dtype))
         text = export(args.name, dtype=dtype, forward_only=args.forward_only, device=args.device, shape=args.shape)
-        if args.output and args.output != Path("-"):
+        if args.output:
             args.output.write_text(text, encoding="utf-8")
         else:
             print(text, end="")

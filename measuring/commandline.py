@@ -202,9 +202,15 @@ class CommandParser(argparse.ArgumentParser):
     @staticmethod
     def output_file(text: str) -> Path:
         """A path for ``type=``, checked to be writable before the run rather than after it."""
-        path = Path(text)
-        if path.is_dir() or not path.parent.is_dir():
-            reason = "is a directory" if path.is_dir() else f"there is no directory {str(path.parent)!r}"
+        path, reason = Path(text), ""
+        try:
+            if path.is_dir() or not path.parent.is_dir():
+                reason = "is a directory" if path.is_dir() else f"there is no directory {str(path.parent)!r}"
+            elif not os.access(path if path.exists() else path.parent, os.W_OK):
+                reason = os.strerror(errno.EACCES)
+        except OSError as error:  # the name is too long, or a folder on the way may not be searched
+            reason = os.strerror(error.errno or 0)
+        if reason:
             raise argparse.ArgumentTypeError(f"cannot write {text!r}: {reason}")
         return path
 

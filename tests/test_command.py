@@ -96,6 +96,28 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytes
     assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith(message), said.err
 
 
+@pytest.mark.parametrize("line", ["bench relu --json", "bench relu --html", "accuracy relu --json", "export relu -o"])
+def test_where_nothing_can_be_written_nothing_is_measured(line: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.touch()
+    (tmp_path / "old.md").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    for path in (new, old):
+        assert code_of([*line.split(), str(path)]) == 2
+        said = capsys.readouterr()
+        assert not said.out and said.err.endswith(f"cannot write {str(path)!r}: Permission denied\n"), said.err
+    assert code_of([*line.split(), "n" * 300]) == 2 and "File name too long" in capsys.readouterr().err
+
+
+def test_a_table_that_cannot_be_written_is_told_before(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "r.json").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != tmp_path)
+    assert code_of(["export", "relu", "-o", "-"]) == 0 and capsys.readouterr().out == jitact.export("relu")
+    assert code_of(["accuracy", "relu", "--json", str(tmp_path / "r.json")]) == 2
+    assert f"cannot write {str(tmp_path / 'r.md')!r}: Permission denied" in capsys.readouterr().err
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0 and main(["version"]) == 0
     short, *long = capsys.readouterr().out.splitlines()
