@@ -26,6 +26,8 @@ from .verdicts import FAR, Check, Line, name_of, worst_of
 __all__ = ["DTYPES", "check", "check_determined", "converted", "default_device"]
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def check(
     activation: Named,
     *,

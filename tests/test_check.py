@@ -48,6 +48,13 @@ def test_a_reference_that_works_in_place_is_refused(operands: str, reference: Ca
     assert jitact.check(right, dtypes=[torch.bfloat16])
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_grad_mode_of_the_caller_does_not_matter(mode: Callable) -> None:
+    with mode():
+        for name in ("relu", "swiglu", "softmax"):
+            assert jitact.check(name, dtypes=[torch.bfloat16], device="cpu")
+
+
 def test_rows_are_checked_up_to_a_number_that_the_dtype_lacks() -> None:
     assert jitact.check("softmax", low=-1e300, high=1e300, dtypes=[torch.float16])
 
