@@ -555,6 +555,14 @@ def test_what_stays_before_the_kernels(device: str, taken: list, monkeypatch: py
     assert taken == [("softmax", "forward")]
 
 
+@needs_vectors
+def test_masks_that_are_not_what_is_in_memory(device: str, taken: list) -> None:
+    x, added = torch.randn(2, 512, 1024, device=device)
+    for mask, terms in ((added._neg_view(), -added), (torch._efficientzerotensor(x.shape, device=device), 0)):
+        torch.testing.assert_close(jitact.softmax(x, -1, mask=mask), torch.softmax(x + terms, -1))
+    assert all(name == "softmax" for name, _ in taken)
+
+
 def test_nothing_is_built_where_nothing_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITACT_NO_BUILD", "1")
     source = KernelSource.from_file("softmax")._replace(rows=RowTypes("int8", "float32", "bfloat16"))
