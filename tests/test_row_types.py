@@ -330,6 +330,7 @@ def test_which_types_there_are() -> None:
         (torch.float64, F32, None),
         (torch.bool, F32, None),
         (torch.int32, BF16, None),
+        (torch.int64, torch.int64, None),
         (F32, F32, torch.float64),
         (BF16, BF16, F16),
         (torch.complex64, F32, None),
@@ -553,6 +554,21 @@ def test_what_stays_before_the_kernels(device: str, taken: list, monkeypatch: py
     taken.clear()
     torch.testing.assert_close(jitact.softmax(x, -1, mask=keep), torch.softmax(x.masked_fill(~keep, -INF), -1))
     assert taken == [("softmax", "forward")]
+
+
+@needs_vectors
+def test_a_single_row_and_its_mask(device: str, taken: list) -> None:
+    torch.manual_seed(0)
+    x, keep = torch.randn(2**18, device=device).requires_grad_(), torch.rand(2**18, device=device) > 0.5
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        y = jitact.softmax(x, -1, mask=keep)
+    assert [t.data_ptr() for t in kept] == [y.data_ptr(), keep.data_ptr()]
+    torch.testing.assert_close(y, torch.softmax(x.masked_fill(~keep, -INF), -1))
+    assert taken == [("softmax_float32_float32_bool", "forward")]
+    for dim in (1, -2):
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            jitact.softmax(x, dim, mask=keep)
 
 
 @needs_vectors
