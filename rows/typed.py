@@ -39,7 +39,7 @@ def in_types(
         return None
     lying = None
     if mask is not None:
-        if not kernels.is_plain(mask) or mask.is_neg():
+        if not kernels.is_plain(mask):
             return None
         if mask.dim() < x.dim():
             mask = mask[(None,) * (x.dim() - mask.dim())]

@@ -83,6 +83,18 @@ def test_scaled_gradients_beside_those_of_masks(device: str) -> None:
     assert torch.equal(both[0], alone[0]) and both[1].abs().max() > 0
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_differentiable_gradients_from_inputs_of_16_bits(dtype: torch.dtype, device: str) -> None:
+    """PyTorch's operators compute them from the output, unrounded, as kernels do."""
+    torch.manual_seed(0)
+    x, dy = (torch.randn(64, 8192, device=device).to(dtype) for _ in range(2))
+    y = jitact.softmax(x.requires_grad_(), -1, save="input")
+    (found,) = torch.autograd.grad(y, x, dy, create_graph=True)
+    wanted, sizes = exact_gradient("softmax", dy, torch.softmax(x.detach().double(), -1))
+    assert found.dtype is dtype and found.requires_grad
+    assert ((found.double() - wanted).abs() <= GRADIENT[dtype] * sizes + smallest(dtype)).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_integers_are_converted_first(name: str, dtype: torch.dtype, device: str) -> None:
@@ -262,10 +274,20 @@ def test_row_operands_of_transforms_and_of_empty_tensors(device: str) -> None:
     torch.testing.assert_close(torch.func.vmap(lambda r: jitact.share_by_row(x, r))(r), expected)
     negative = r[0]._neg_view()
     torch.testing.assert_close(jitact.share_by_row(x, negative), -expected[0])
+    masked = torch.softmax(x.masked_fill(x < 0, -math.inf), -1)
+    torch.testing.assert_close(jitact.share_by_row(x, negative, mask=x >= 0), -r[0, :, None] * masked, equal_nan=True)
     for shape in ((0, 8), (4, 0)):
         x, r = (torch.ones(size, device=device).requires_grad_() for size in (shape, shape[:1]))
         y = jitact.share_by_row(x, r)
         assert y.shape == x.shape and not any(each.any() for each in torch.autograd.grad(y.sum(), (x, r)))
+
+
+def test_row_operands_beside_integers_have_gradients(device: str) -> None:
+    jitact.define("share_by_row", source=BY_ROW)
+    x, dy = torch.arange(24, device=device).view(3, 8) % 5, torch.randn(3, 8, device=device)
+    r = torch.rand(3, device=device).requires_grad_()
+    (found,) = torch.autograd.grad(jitact.share_by_row(x, r, dtype=F32), r, dy)
+    torch.testing.assert_close(found, (torch.softmax(x.float(), -1) * dy).sum(-1))
 
 
 def test_numbers_of_modules_are_checked() -> None:

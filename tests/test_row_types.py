@@ -576,7 +576,7 @@ def test_masks_that_are_not_what_is_in_memory(device: str, taken: list) -> None:
     x, added = torch.randn(2, 512, 1024, device=device)
     for mask, terms in ((added._neg_view(), -added), (torch._efficientzerotensor(x.shape, device=device), 0)):
         torch.testing.assert_close(jitact.softmax(x, -1, mask=mask), torch.softmax(x + terms, -1))
-    assert all(name == "softmax" for name, _ in taken)
+    assert taken[0] == ("softmax_float32_float32_float32", "forward")  # PyTorch copies a negative view for operators
 
 
 def test_nothing_is_built_where_nothing_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
