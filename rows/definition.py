@@ -231,9 +231,9 @@ class _Formulas:
         return self.there["forward"](t, (peak, rest.log1p()), *given).to(x.dtype)
 
     def gradients(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> tuple[Tensor, ...]:
-        """The gradients from the output: of x, and of row operands."""
+        """The gradients from the output: of x, not rounded to its dtype, and of row operands."""
         totals = self._totals(dy, y, dim, operands)
-        return self._of_totals(dy, y, totals, operands).to(y.dtype), *self._of_rows(y, totals, operands)
+        return self._of_totals(dy, y, totals, operands), *self._of_rows(y, totals, operands)
 
     def gradient_and_sizes(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> tuple[Tensor, Tensor]:
         """The gradient, and the sum of the absolute values of its terms: the one of dy itself, and one for each total."""

@@ -282,6 +282,18 @@ def test_row_operands_of_transforms_and_of_empty_tensors(device: str) -> None:
         assert y.shape == x.shape and not any(each.any() for each in torch.autograd.grad(y.sum(), (x, r)))
 
 
+def test_differentiable_gradients_of_definitions_are_scaled_before_they_are_rounded(device: str) -> None:
+    """As those by kernels: small ones of float16 become large by the scale."""
+    jitact.define("twice_share", source=SCALED, a=2.0)
+    torch.manual_seed(0)
+    x, dy = (torch.randn(6, 8, device=device) for _ in range(2))
+    x, dy = (x / 1000).half().requires_grad_(), (dy * 2e-5).half()
+    y = jitact.twice_share(x, -1, scale=1000.0)
+    plain = torch.autograd.grad(y, x, dy, retain_graph=True)[0]
+    differentiable = torch.autograd.grad(y, x, dy, create_graph=True)[0]
+    torch.testing.assert_close(differentiable, plain, rtol=2e-3, atol=1e-7)
+
+
 def test_row_operands_beside_integers_have_gradients(device: str) -> None:
     jitact.define("share_by_row", source=BY_ROW)
     x, dy = torch.arange(24, device=device).view(3, 8) % 5, torch.randn(3, 8, device=device)
