@@ -27,11 +27,13 @@ def test_traces_by_torch_jit_without_gradients_are_saved(device: str) -> None:
     mask = torch.rand(128, 4096, device=device) > 0.1
     calls = [lambda x: jitact.log_softmax(x, -1, scale=0.5), lambda x: jitact.softmax(x, -1, mask=mask)]
     for call in (jitact.get("softmax")(-1), *calls):
-        with torch.no_grad():
-            traced = torch.jit.trace(call, (x,))
-        torch.jit.save(traced, saved := io.BytesIO())
-        saved.seek(0)
-        assert torch.equal(torch.jit.load(saved)(x), call(x))
+        for recording in (False, True):  # a leaf where none is recorded, then what needs none
+            leaf = x.clone().requires_grad_(not recording)
+            with torch.set_grad_enabled(recording):
+                traced = torch.jit.trace(call, (leaf,))
+            torch.jit.save(traced, saved := io.BytesIO())
+            saved.seek(0)
+            assert torch.equal(torch.jit.load(saved)(x), call(x))
 
 
 @pytest.mark.parametrize("save", ["output", "input"])
