@@ -648,3 +648,7 @@ def test_definitions_take_masks(device: str, taken: list) -> None:
     torch.testing.assert_close(y, torch.softmax((2 * x).masked_fill(~keep, -INF), -1))
     ((name, kind),) = taken
     assert name.startswith("masked_softmax_float32_float32_bool_") and kind == "forward"
+    for given in (x, x[:0], x[:, :0]):  # rows across memory, and no elements
+        mask = given > -1
+        y = jitact.masked_softmax(given, 0, mask=mask)
+        torch.testing.assert_close(y, torch.softmax(given.masked_fill(~mask, -INF), 0), equal_nan=True)
