@@ -160,10 +160,11 @@ def _gradients(
     if _is_plain(dy, kept) and record.takes_backward(kept, dim, scale != 1):
         given = record.backward_by_kernel(dy, kept, dim, scale, from_output, _in_one_piece(beside))
         return _of_operands(given, beside)
-    y = kept
+    y, wide = kept, wider(kept.dtype)
     if not from_output:  # unrounded, as in the kernel
-        wide = wider(kept.dtype)
         y, dy = _eager(record, kept.to(wide), dim, scale, beside), dy.to(wide)
+    elif scale != 1:  # scaled before it is rounded, as there
+        y, dy = y.to(wide), dy.to(wide)
     dx, *of_rows = record.gradients(dy, y, dim, beside)
     return (dx if scale == 1 else dx * scale).to(kept.dtype), *of_rows
 

@@ -15,11 +15,13 @@ import torch
 
 from jitact import kernels
 from jitact.measuring.limits import OF_ROWS
+from jitact.rows import kernels as row_kernels
 
 CODE = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 ULP = {dtype: bound.forward for dtype, bound in OF_ROWS.items()}
 GRADIENT = {dtype: bound.gradient * torch.finfo(dtype).eps for dtype, bound in OF_ROWS.items()}
 OPERATIONS = ("forward", "backward", "backward_from_output")
+needs_vectors = pytest.mark.skipif(not row_kernels._has_vectors(), reason="a CPU without AVX2, whose rows are PyTorch's")
 HERE, DEVICE = Path(__file__).parent, Path(kernels.__file__).parent / "device"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from rows_common import GRADIENT, smallest
+from rows_common import GRADIENT, needs_vectors, smallest
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -284,16 +284,23 @@ def test_row_operands_of_transforms_and_of_empty_tensors(device: str) -> None:
         assert y.shape == x.shape and not any(each.any() for each in torch.autograd.grad(y.sum(), (x, r)))
 
 
-def test_differentiable_gradients_of_definitions_are_scaled_before_they_are_rounded(device: str) -> None:
+@needs_vectors
+@pytest.mark.parametrize(("name", "rows"), [("softmax", 2**12), ("log_softmax", 2**12), ("twice_share", 6)])
+def test_differentiable_gradients_are_scaled_before_they_are_rounded(name: str, rows: int, device: str) -> None:
     """As those by kernels: small ones of float16 become large by the scale."""
     jitact.define("twice_share", source=SCALED, a=2.0)
     torch.manual_seed(0)
-    x, dy = (torch.randn(6, 8, device=device) for _ in range(2))
+    x, dy = (torch.randn(rows, 512, device=device) for _ in range(2))
     x, dy = (x / 1000).half().requires_grad_(), (dy * 2e-5).half()
-    y = jitact.twice_share(x, -1, scale=1000.0)
+    y = getattr(jitact, name)(x, -1, scale=1000.0)
     plain = torch.autograd.grad(y, x, dy, retain_graph=True)[0]
     differentiable = torch.autograd.grad(y, x, dy, create_graph=True)[0]
-    torch.testing.assert_close(differentiable, plain, rtol=2e-3, atol=1e-7)
+    if name == "twice_share":
+        torch.testing.assert_close(differentiable, plain, rtol=2e-3, atol=1e-7)
+        return
+    exact, sizes = exact_gradient(name, dy, y.detach())
+    for dx in (plain, differentiable):
+        assert ((dx.double() / 1000 - exact).abs() <= GRADIENT[torch.float16] * sizes + smallest(torch.float16) / 1000).all()
 
 
 def test_row_operands_beside_integers_have_gradients(device: str) -> None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from rows_common import CODE, GRADIENT, OPERATIONS, ULP, emulated_library, folder_of_all, smallest
+from rows_common import CODE, GRADIENT, OPERATIONS, ULP, emulated_library, folder_of_all, needs_vectors, smallest
 from torch import Tensor
 
 import jitact
@@ -29,7 +29,6 @@ from jitact.rows.typed import types_of
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 INF, NAN = math.inf, math.nan
-needs_vectors = pytest.mark.skipif(not row_kernels._has_vectors(), reason="a CPU without AVX2, whose rows are PyTorch's")
 
 # The types of x, the result and the mask: vectors of 8 and of 4 elements, with and without rounding.
 BUILDS = {
