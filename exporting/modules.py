@@ -153,8 +153,12 @@ def _init_inputs(required: dict[str, str], optional: dict[str, Any], dtypes: tup
 def _in_model(name: str, record: Activation) -> str:
     """The expression for a tensor in Model, shaped to broadcast: channels of expressions along their dimension, and rows."""
     if name in record.source.signature.of("row"):
-        x = record.layout.tensors[0]
-        return f"{name}.reshape((*{x}.shape[:-1], 1)[: {x}.dim()])"
+        elements = record.source.signature.of("element")
+        shape, dims = f"{elements[0]}.shape", f"{elements[0]}.dim()"
+        if len(elements) > 1:  # of the result
+            shape = f"torch.broadcast_shapes({', '.join(f'{each}.shape' for each in elements)})"
+            dims = f"max({', '.join(f'{each}.dim()' for each in elements)})"
+        return f"{name}.reshape((*{shape}[:-1], 1)[: {dims}])"
     channel = record.channels.get(name)
     if channel is None:
         return name

@@ -74,7 +74,7 @@ def assembled(
 
 
 def _clashing(file: ast.Module) -> list[str]:
-    """The names that a file gives to two things, and those of a module's tensors that hide what the file defines or imports."""
+    """The names that a file gives to two things, and those of a module's arguments that hide what is the file's."""
     called: list[str] = []
     numbers: list[str] = []
     for node in file.body:
@@ -87,8 +87,12 @@ def _clashing(file: ast.Module) -> list[str]:
     clashing = [each for each, count in Counter(called + numbers).items() if count > 1]
     for node in file.body:
         if isinstance(node, ast.ClassDef) and node.name in ("Model", "ModelNew"):
-            methods = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "forward"]
-            clashing += [each.arg for method in methods for each in method.args.args if each.arg in called]
+            for method in [each for each in node.body if isinstance(each, ast.FunctionDef)]:
+                hidden = [each.arg for each in method.args.args if each.arg in called]
+                if method.name == "__init__":  # sizes and numbers: what has attributes is meant to be the file's
+                    parts = [each.value for each in ast.walk(method) if isinstance(each, ast.Attribute)]
+                    hidden = [name for name in hidden if any(isinstance(each, ast.Name) and each.id == name for each in parts)]
+                clashing += hidden
     return clashing
 
 

@@ -379,6 +379,16 @@ def test_values_by_row(swoosh: str) -> None:
         space["ModelNew"]()(torch.randn(5, 8, 3), torch.randn(5, 8, 3), torch.randn(8, 5))
 
 
+def test_pytorchs_form_has_the_rows_of_the_result(swoosh: str) -> None:
+    """Also where the first tensor is broadcast."""
+    made = jitact.define(swoosh, "silu(x) * w + z", w=jitact.Row())
+    space: dict = {"__name__": "exported"}
+    exec(jitact.export(swoosh, **ONE), space)
+    for x, z, w in (((1, 30), (40, 30), (40,)), ((30,), (40, 30), (40, 1)), ((40, 30), (30,), (40,)), ((), (), ())):
+        inputs = [torch.randn(shape) for shape in (x, z, w)]
+        torch.testing.assert_close(space["Model"]()(*inputs), made()(*inputs))
+
+
 @pytest.mark.parametrize(("name", "arguments", "count"), [
     ("gelu+bias+dropout+residual", (30, 0.25), 2),
     ("xielu+dropout+residual", (0.25,), 2),
@@ -739,6 +749,9 @@ def test_names_that_a_file_has_of_its_own_are_refused() -> None:
     jitact.define("CDLL", "2 * x")
     with pytest.raises(ValueError, match="CDLL cannot be exported: the file has a 'CDLL' of its own"):
         jitact.export("CDLL", **ONE)
+    jitact.define("swoosh", "x * nn", nn=jitact.Channel())  # what the constructor creates is an nn.Parameter
+    with pytest.raises(ValueError, match="swoosh cannot be exported: the file has a 'nn' of its own"):
+        jitact.export("swoosh", **ONE)
 
 
 @pytest.mark.slow
