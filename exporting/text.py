@@ -74,7 +74,7 @@ def assembled(
 
 
 def _clashing(file: ast.Module) -> list[str]:
-    """The names that a file gives to two things, and those of a module's arguments that hide what is the file's."""
+    """The names that a file gives to two things, and those of arguments that hide what a method uses."""
     called: list[str] = []
     numbers: list[str] = []
     for node in file.body:
@@ -85,6 +85,10 @@ def _clashing(file: ast.Module) -> list[str]:
         elif isinstance(node, ast.Assign):
             numbers += [each.id for each in node.targets if isinstance(each, ast.Name)]
     clashing = [each for each, count in Counter(called + numbers).items() if count > 1]
+    for method in [node for node in ast.walk(file) if isinstance(node, ast.FunctionDef)]:
+        given = Counter([each.arg for each in method.args.args])
+        run = {node.func.id for node in ast.walk(method) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        clashing += [name for name, count in given.items() if count > 1 or name in run]
     for node in file.body:
         if isinstance(node, ast.ClassDef) and node.name in ("Model", "ModelNew"):
             for method in [each for each in node.body if isinstance(each, ast.FunctionDef)]:

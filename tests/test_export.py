@@ -749,9 +749,10 @@ def test_names_that_a_file_has_of_its_own_are_refused() -> None:
     jitact.define("CDLL", "2 * x")
     with pytest.raises(ValueError, match="CDLL cannot be exported: the file has a 'CDLL' of its own"):
         jitact.export("CDLL", **ONE)
-    jitact.define("swoosh", "x * nn", nn=jitact.Channel())  # what the constructor creates is an nn.Parameter
-    with pytest.raises(ValueError, match="swoosh cannot be exported: the file has a 'nn' of its own"):
-        jitact.export("swoosh", **ONE)
+    for name in ("nn", "ctx", "super"):  # what the constructor creates is an nn.Parameter
+        jitact.define("swoosh", f"x * {name}", **{name: jitact.Channel()})
+        with pytest.raises(ValueError, match=f"swoosh cannot be exported: the file has a '{name}' of its own"):
+            jitact.export("swoosh", **ONE)
 
 
 @pytest.mark.slow
