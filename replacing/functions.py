@@ -9,7 +9,7 @@ import ast
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -23,7 +23,7 @@ from ..modules import ActivationModule
 from ..registry import get
 from .calls import is_hashable
 from .gates import Gate, products_of, waiting
-from .syntax import parsed
+from .syntax import assigns, is_name, parsed
 from .uses import result_of
 
 __all__ = ["GatedForward", "forward_of"]
@@ -123,6 +123,11 @@ def forward_of(module: nn.Module, known: Mapping[Callable, tuple[str, bool]]) ->
             (others if gate is None else fused).add(name)
             if gate is not None:
                 gates[number], names[number] = gate, ast.unparse(call.func)
+    calls = dict(_calls(definition))
+    of_gates = {calls[number] for number in gates}
+    for number in [number for number in gates if _is_first_of_two(calls[number], of_gates, definition, function)]:
+        others.add(known[_meant(calls[number].func, function)][0])
+        del gates[number], names[number]
     if not gates or not _runs_its_source(function):
         return None
     return GatedForward(module, gates, names, fused - others, ast.unparse(definition))
@@ -217,6 +222,15 @@ def _gate(
         options = {each.arg: each.value.value for each in call.keywords}
         gate._function = partial(_meant(call.func, function), **options)
     return gate
+
+
+def _is_first_of_two(call: ast.Call, others: Set[ast.Call], definition: ast.FunctionDef, function: FunctionType) -> bool:
+    """Whether the result of a call is multiplied by that of one of ``others``: the second one is fused."""
+    ((value, by),) = result_of(call, definition, function).values
+    factors = [by.right]
+    if isinstance(by.right, ast.Name):
+        factors = [each.value for each in assigns(definition) if any(is_name(target, by.right.id) for target in each.targets)]
+    return by.left is value and bool(factors) and others.issuperset(factors)
 
 
 def _activation(name: str, call: ast.Call) -> ActivationModule | None:

@@ -68,6 +68,21 @@ class Two(Block):
         return self.w2(F.mish(self.w1(x)) * self.w3(x) + F.silu(self.w1(x)) * self.w3(x))
 
 
+class OfTwo(Block):
+    """As in WaveNet."""
+
+    def forward(self, x):
+        return self.w2(torch.tanh(self.w1(x)) * torch.sigmoid(self.w3(x)))
+
+
+class OfTwoByVariables(Block):
+    def forward(self, x):
+        gate = self.w1(x)
+        up = torch.sigmoid(self.w3(x))
+        h = torch.tanh(gate)
+        return self.w2(h * up)
+
+
 KINDS = {
     Block: ["F.silu in Block -> jitact SwiGLU"],
     ByVariables: ["torch.nn.functional.silu in ByVariables -> jitact SwiGLU"],
@@ -76,6 +91,7 @@ KINDS = {
     InComprehension: ["F.silu in InComprehension -> jitact SwiGLU"],
     Two: ["F.mish in Two -> jitact GatedMish", "F.silu in Two -> jitact SwiGLU"],
 }
+PAIRS = OfTwo, OfTwoByVariables
 
 
 def names_in_graph(y: Tensor) -> set[str]:
@@ -85,6 +101,18 @@ def names_in_graph(y: Tensor) -> set[str]:
         found.add(type(node).__name__)
         pending += [each for each, _ in node.next_functions if each is not None]
     return found
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_of_a_product_of_two_functions_the_second_is_fused(kind: type[nn.Module]) -> None:
+    model, x = kind(), torch.randn(4, 6)
+    expected = model(x)
+    report = jitact.replace(model)
+    assert [each.old for each in report.replaced] == [f"torch.sigmoid in {kind.__name__}"]
+    assert [each.why for each in report.calls] == ["calls tanh"]
+    functions = names_in_graph(model(x))
+    assert "TanhBackward0" in functions and "SigmoidBackward0" not in functions
+    torch.testing.assert_close(model(x), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -285,7 +313,7 @@ def test_forward_is_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(block(x), Alone.forward(block, x))
 
 
-LEFT = {each.__name__: each for each in Block.__subclasses__() if each not in KINDS and each is not OfAnyTensor}
+LEFT = {each.__name__: each for each in Block.__subclasses__() if each not in (*KINDS, *PAIRS, OfAnyTensor)}
 
 
 @pytest.mark.parametrize("make", [*LEFT.values(), replaced_on_the_module, with_hooks], ids=lambda make: make.__name__)
