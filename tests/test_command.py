@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -246,8 +247,16 @@ def test_interrupted_processes_that_compile_ahead_leave_it_to_the_measuring_one(
     assert (done.returncode, done.stdout, done.stderr) == (0, "goes on with relu\n", "")
 
 
+@pytest.fixture
+def takes_ctrl_c() -> Iterator[None]:
+    """Lets the process take Ctrl-C, which is ignored where a shell runs the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_torch_is_not_interrupted_where_that_would_be_lost(number: int, code: int) -> None:
+def test_torch_is_not_interrupted_where_that_would_be_lost(number: int, code: int, takes_ctrl_c: None) -> None:
     """As in a callback of a weak reference, of which torch.compile has many: the exception is printed, and nothing else."""
     source = "def called(*_):\n  raise_signal(number)\n  done.append('called')"
     done, results = [], {}
