@@ -47,7 +47,8 @@ __all__ = [
     "takes_types",
 ]
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, *HALVES)
 SMALL = 2**20  # bytes; for smaller tensors, calling a kernel takes longer than the work
 LARGE = 2**25  # bytes; from here on, memory bandwidth is the limit on a CPU
 NARROW = 32  # adjacent rows (columns) that a CPU processes together
@@ -227,7 +228,7 @@ def takes_types(kernel: str, x: Tensor, dim: int, scale: float, types: RowTypes)
     length = x.shape[dim]
     if x.is_cuda:
         lengths = GPU_MASKED
-        if types.mask == "none" and x.itemsize == 2:
+        if types.mask == "none" and x.dtype in HALVES:
             is_fused = scale == 1 and x.dtype is torch.float16
             lengths = GPU_CONVERTED[kernel] if is_fused else GPU_EVERY
         return _has(lengths, length, _elements_of_a_vector(x, types))

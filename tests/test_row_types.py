@@ -42,6 +42,7 @@ BUILDS = {
     "converted and added": ("log_softmax", F16, F32, F16),
     "added to a logarithm in 16 bits": ("log_softmax", BF16, BF16, BF16),
     "of integers": ("softmax", torch.int64, F32, None),
+    "of integers of 16 bits": ("softmax", torch.int16, F32, None),
 }
 
 Run = Callable[..., Tensor]
@@ -473,6 +474,7 @@ def test_lengths_of_rows_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ((BF16, F32, None), 3, True),
         ((torch.int64, F32, None), 333, True),
         ((torch.int64, F32, None), 7, False),
+        ((torch.int16, F32, None), 7, False),
         ((F16, F32, None), 192, True),
         ((F16, F32, None), 191, True),
         ((F16, F32, None), 197, False),  # PyTorch's converts in the same pass

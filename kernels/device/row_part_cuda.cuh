@@ -24,7 +24,7 @@ static_assert(kHeldVectors == int64_t(kMany * kClusterBlocks) << kLogOfMany);
 // Whether a block fetches its share of a row further on, see Rows::fetch_share.
 template <Op op, typename S, bool ragged, int held>
 constexpr bool kFetchesAhead = op == Op::forward && held == kFew && !kIsPrecise<S> &&
-                               (kMasks ? kAdds != ragged : sizeof(Input) == 2 && !Fold<Single>::as_it_is);
+                               (kMasks ? kAdds != ragged : kWidens && !Fold<Single>::as_it_is);
 #endif
 
 struct Launch {

@@ -36,11 +36,10 @@ template <> constexpr bool kIsHalf<Precise<Half>> = true;
 // The element type in which rows are held.
 template <Op op>
 using Computed = std::conditional_t<kVectorSize<op> == 8, Input, std::conditional_t<std::is_same_v<Output, float>, float, Floats>>;
-// Whether long rows that are converted are held as x is, which takes half the registers, and from which length on: much earlier
-// if results do not need the weight of each element, which is computed twice then, as it cannot be kept.
-constexpr bool kHoldsLongInput = kConverts && !kMasks && sizeof(Input) == 2;
+// The length from which on rows are held as x is, which takes half the registers: a much shorter one if results do not need the
+// weight of each element, which is computed twice then, as it cannot be kept.
 constexpr int64_t kLongInput = Fold<Single>::as_it_is ? 28672 : 163840;
-using ComputedIfLong = std::conditional_t<kHoldsLongInput, Precise<Input>, Computed<Op::forward>>;
+using ComputedIfLong = std::conditional_t<kWidens, Precise<Input>, Computed<Op::forward>>;
 
 // Adjacent elements as words: if loaded as elements, the compiler would wait for them at once.
 template <typename E, int size>

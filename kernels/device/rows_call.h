@@ -129,6 +129,8 @@ using MaskElement = JITACT_ROW_MASK;
 
 constexpr bool kConverts = !std::is_same_v<Input, Output>;
 constexpr bool kMasks = !std::is_void_v<MaskElement>, kAdds = kMasks && !std::is_same_v<MaskElement, bool>;
+// Whether 16-bit elements are converted, without a mask; integers are left out, which hardly anybody has in such rows.
+constexpr bool kWidens = kConverts && !kMasks && sizeof(Input) == 2 && !std::is_integral_v<Input>;
 constexpr bool kHides = kMasks && !kAdds, kHasGradient = (kConverts || kHides) && !std::is_integral_v<Input>;
 using MaskBits = std::conditional_t<kAdds, MaskElement, uint8_t>;  // not bool, which compilers optimise less
 

@@ -37,7 +37,7 @@ template <Op op, typename S> constexpr bool holds_many = op == Op::forward;
 #ifdef JITACT_ROW_INPUT
 template <> constexpr bool holds_many<Op::forward, Precise<Input>> = false;  // a quarter of the memory's rate
 template <> constexpr bool holds_many<Op::forward, float> =
-    !kHoldsLongInput || kLongInput > int64_t(kFew * kClusterBlocks * Storage<float>::size) << kLogOfMany;  // else not needed
+    !kWidens || kLongInput > int64_t(kFew * kClusterBlocks * Storage<float>::size) << kLogOfMany;  // else not needed
 #endif
 
 // How threads share rows of `vectors` vectors. Small blocks, which do not wait for each other, were fastest in measurements,

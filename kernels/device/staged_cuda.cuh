@@ -18,7 +18,7 @@ constexpr int kFewOfWhole = 6, kManyOfWhole = 10;             // in all tensors,
 constexpr int kLongestStaged = 600, kLongestStagedInTwo = 384;  // elements, the latter where two tensors are read
 constexpr int kLongestConverted = 704;  // of 16-bit rows that are converted
 #ifdef JITACT_ROW_INPUT
-constexpr bool kStagesRows = kConverts && !kMasks && sizeof(Input) == 2, kStagesWhole = false;
+constexpr bool kStagesRows = kWidens, kStagesWhole = false;
 #else
 constexpr bool kStagesRows = true, kStagesWhole = true;  // the latter: with kernels for rows of whole vectors
 #endif
