@@ -228,20 +228,25 @@ def test_long_rows_that_are_converted(kind: str, build: Callable) -> None:
                 torch.testing.assert_close(y[at_peak], share.log() if name == "log_softmax" else share)
 
 
-@pytest.mark.parametrize("kind", ["converted", "converted to shares"])
-def test_short_rows_that_are_converted(kind: str, build: Callable) -> None:
+STAGED = ["converted", "converted to shares", "added", "added in 16 bits", "added to 16 bits", "bool", "bool in 16 bits"]
+
+
+@pytest.mark.parametrize("kind", STAGED)
+def test_short_rows(kind: str, build: Callable) -> None:
     """A GPU's blocks copy rows to shared memory that do not fill vectors, each thread a part of one row or several rows."""
     torch.manual_seed(0)
-    name, input, output, _ = BUILDS[kind]
-    run = build(name, types_of(input, output, None))
+    name, input, output, mask_dtype = BUILDS[kind]
+    run = build(name, types_of(input, output, mask_dtype))
     for length in (3, 8, 9, 31, 100, 197, 256, 260, 333, 577, 599, 601):
-        for rows in (1, 37, 260):
-            x = (torch.randn(rows, length) * 6).to(input)
-            x[0], x[-1, -1] = -INF, NAN
-            for scale in (1.0, -0.25):
-                y, t = run("forward", x, None, scale), as_added(x, scale, None)
-                assert y[0].isnan().all() and y[-1].isnan().all(), (length, rows)
-                check(y[1:-1], name, t[1:-1], (length, rows, scale))
+        for n in (1, 37, 260):
+            x = (torch.randn(1, 1, n, length) * 6).to(input)
+            x[..., -1, -1] = NAN
+            for how, mask in masks(x.shape, mask_dtype).items() if mask_dtype else [("none", None)]:
+                rows = None if mask is None else collapsed(mask.expand(x.shape), 3)
+                for scale in (1.0, -0.25):
+                    x[..., 0, :] = -INF * scale
+                    y, t = run("forward", x, rows, scale), as_added(x, scale, mask)
+                    check(y, name, t, (length, n, how, scale))
 
 
 def test_rows_that_have_the_same_one_of_a_large_mask(build: Callable) -> None:

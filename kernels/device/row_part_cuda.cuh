@@ -278,6 +278,15 @@ class PartOfRows {
       else take_input(words, x, AnyMask<size>(mask, place_.begin, place_.end));
     }
   }
+  // The same of staged rows.
+  JITACT_DEVICE void load_staged(Held& words) const {
+    SideWords<Input, size> x[vectors];
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) {
+      x[v] = {};
+      if (at(0, v) < place_.end) x[v] = bit_cast<SideWords<Input, size>>(staged_.get(0, at(0, v), launch_.outside[0]));
+    }
+    take_input(words, x, AnyMask<size>(mask_of_row(), place_.begin, place_.end));
+  }
   // Converts vectors of x to words, with their masks.
   template <typename Mask>
   JITACT_DEVICE void take_input(Held& words, const SideWords<Input, size> (&x)[vectors], const Mask& mask) const {
@@ -285,9 +294,10 @@ class PartOfRows {
     JITACT_UNROLL for (int first = 0; first < vectors; first += at_once) {
       typename Mask::Loaded masks[at_once];
       if constexpr (kMasks)
-        load_each(first, first + at_once, [&](int v) { masks[v - first] = mask.load(vectors_to(0, v), launch_.policy); },
+        load_each(first, ::min(first + at_once, +vectors),
+                  [&](int v) { masks[v - first] = mask.load(vectors_to(0, v), launch_.policy); },
                   [&](int v) { masks[v - first] = mask.repeated(launch_.outside[1]); }, [] {});
-      JITACT_UNROLL for (int v = first; v < first + at_once; v++) {
+      JITACT_UNROLL for (int v = first; v < first + at_once && v < vectors; v++) {
         Words& made = words.of[0][v];
         if (!kMasks && at(0, v) >= place_.end) {
           JITACT_UNROLL for (uint32_t& w : made.w) w = launch_.outside[0];
@@ -384,7 +394,7 @@ class PartOfRows {
         if constexpr (!std::is_same_v<TakingPart, All>)
           JITACT_UNROLL for (int i = 0; i < size; i++) results[i] = bits >> (v * size + i) & 1 ? results[i] : T(0);
         const Vector vector = Results::narrow(results);
-        if constexpr (kStaged) staged_.put(bit_cast<Words>(vector), at(c, v), left(c, v, full));
+        if constexpr (kStaged) staged_.put(bit_cast<typename Here::Vector>(vector), at(c, v), left(c, v, full));
 #ifdef JITACT_ROW_INPUT
         else if (!is_cut(c, v, full)) store_result(to + vectors_to(c, v), vector, v);
 #else

@@ -95,6 +95,8 @@ class MaskOfRows {
     while (last_ % (2 << log_run_) == 0 && (length * int64_t(sizeof(Input)) << log_run_) < kApart) log_run_++;
     turns_ = (length * int64_t(sizeof(Input)) << log_run_) >= kApart;
   }
+  // Whether rows are processed in another order than that in which they lie.
+  bool turns() const { return turns_; }
   // The row that is processed as the n-th.
   JITACT_DEVICE unsigned row_at(unsigned n) const {
     if (!turns_) return n;

@@ -32,7 +32,7 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
   using Base::elements, Base::finish, Base::keep, Base::write;
   using Base::give_row;  // on a line of its own: exported files without row operands have neither
 #ifdef JITACT_ROW_INPUT
-  using Base::load_masked, Base::taking_part;
+  using Base::load_masked, Base::load_staged, Base::taking_part;
 #endif
 
  public:
@@ -89,6 +89,10 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
       take_row(first + row, there - before);
       find_staged(first, row, there);
       Held words;
+#ifdef JITACT_ROW_INPUT
+      if constexpr (masks(op) > 0) load_staged(words);
+      else
+#endif
       each_of(0, place_.end, [&](int v, bool) {
         JITACT_UNROLL for (int r = 0; r < tensors; r++) words.of[r][v] = staged_.get(r, at(0, v), launch_.outside[r]);
       });
@@ -479,7 +483,8 @@ __global__ void __launch_bounds__(kShortRowThreads, short_row_blocks(vectors))
   ptx::wait_for_last();
   constexpr int each = of_each(vectors, reads(op));
 #ifdef JITACT_ROW_INPUT
-  using Here = StagedInput<Input, of_memory(vectors)>;
+  using Rows16 = std::conditional_t<std::is_same_v<S, Floats>, StagedHalves<of_memory(vectors)>, StagedRows<S, 1, of_memory(vectors)>>;
+  using Here = std::conditional_t<kMasks, Rows16, StagedInput<Input, of_memory(vectors)>>;
 #else
   using Here = std::conditional_t<is_of_whole(vectors), StagedVectors<S, reads(op), each>,
                                   StagedRows<S, reads(op), kManyOfRow / reads(op)>>;

@@ -14,6 +14,9 @@ namespace jitact::rows {
 constexpr int kWholeShape = 0, kRaggedShape = 1, kStagedShape = 2, kExactShape = 1;
 inline int shape_of(const Call& call, int64_t size) {  // bytes of an element as it is held
   if (call.inner > 1) return log_exact_wide(call, size) > 0 ? kExactShape : 0;
+#ifdef JITACT_ROW_INPUT
+  if (MaskOfRows(call.mask, call.length, true).turns()) return call.length * size % 16 == 0 ? kWholeShape : kRaggedShape;
+#endif
   return ShortRows::takes(call) ? kStagedShape : call.length * size % 16 == 0 ? kWholeShape : kRaggedShape;
 }
 // Whether the kernels for an operation, a type and a shape of rows are compiled here.
@@ -104,6 +107,13 @@ void take(Launch& launch, const Call& call) {
   for (int r = 0; r < reads(op); r++) launch.read[r] = call.read[r];
   if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
   if constexpr (kOperands > 0) launch.operands = operands_of(call);
+#ifdef JITACT_ROW_INPUT
+  if constexpr (masks(op) > 0) {
+    launch.mask = MaskOfRows(call.mask, call.length, op == Op::forward || !call.gives_shares);
+    launch.gives_shares = call.gives_shares;
+    if constexpr (op == Op::forward) launch.outside[1] = kAdds ? lowest<MaskBits>(1) : 0;
+  }
+#endif
 }
 
 #ifdef JITACT_ROW_INPUT
@@ -124,13 +134,6 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
     if (launch.nearly_full == 0 && (most - 1) * Storage<S>::size * threads <= call.length &&
         vectors_touched(call.length, Storage<S>::size) <= most * threads)
       launch.nearly_full = most;
-#ifdef JITACT_ROW_INPUT
-  if constexpr (masks(op) > 0) {
-    launch.mask = MaskOfRows(call.mask, call.length, op == Op::forward || !call.gives_shares);
-    launch.gives_shares = call.gives_shares;
-    if constexpr (op == Op::forward) launch.outside[1] = kAdds ? lowest<MaskBits>(1) : 0;
-  }
-#endif
 
   const int64_t bytes = held ? 0 : int64_t(sizeof(Words)) * kChunk * launch.chunks * launch.threads;
   Clusters shape(launch.blocks, launch.threads, bytes, stream);

@@ -16,9 +16,9 @@ constexpr int kFewOfRow = 2, kMidOfRow = 9, kManyOfRow = 12;  // as above, the l
 constexpr int kLowOfRow = 7;                                  // only of rows that are converted
 constexpr int kFewOfWhole = 6, kManyOfWhole = 10;             // in all tensors, of rows of whole vectors
 constexpr int kLongestStaged = 600, kLongestStagedInTwo = 384;  // elements, the latter where two tensors are read
-constexpr int kLongestConverted = 704;  // of 16-bit rows that are converted
+constexpr int kLongestConverted = 704;  // of rows that are converted from 16 bits
 #ifdef JITACT_ROW_INPUT
-constexpr bool kStagesRows = kWidens, kStagesWhole = false;
+constexpr bool kStagesRows = kMasks ? !kConverts && sizeof(Input) <= (kAdds ? 2 : 4) : kWidens, kStagesWhole = false;
 #else
 constexpr bool kStagesRows = true, kStagesWhole = true;  // the latter: with kernels for rows of whole vectors
 #endif
@@ -77,8 +77,7 @@ struct ShortRows {
   uint32_t begins = 0;  // of whole vectors, for each of 8 threads 4 bits: the one of its part with which it begins
 
   ShortRows() = default;
-  explicit ShortRows(const Call& call)
-      : ShortRows(reads(call.op), int(bytes_of(call.dtype)), int(call.length) * int(bytes_of(call.dtype))) {
+  explicit ShortRows(const Call& call) : ShortRows(reads(call.op), size_of(call), int(call.length) * size_of(call)) {
     const int64_t busy = 4 * gpu::device_has(cudaDevAttrMultiProcessorCount), most = call.outer / (kShortRowThreads * busy);
     turns = ::max(1, int(::min(int64_t(turns), most)));
   }
@@ -88,12 +87,7 @@ struct ShortRows {
     const int64_t bytes = call.length * size, vectors = bytes / 16;
     const bool odd = vectors % 2 != 0;
     if (!stages(call.op)) return false;
-    if (!kStagesWhole) {
-      int64_t full = 128;  // elements that the threads have which would hold a row: nearly full, they are as fast
-      while (full < 4 * vectors_touched(call.length, 4)) full *= 2;
-      const bool share_banks = call.length % 16 == 0;
-      return call.length <= kLongestConverted && !share_banks && call.length * 8 < full * (call.length % 4 == 0 ? 6 : 7);
-    }
+    if (!kStagesWhole) return takes_input(call.length, 16 / size_of(call));
     if (bytes % 16 == 0) {
       if (tensors > 1) return vectors <= 10 || (size == 2 && odd && vectors < 16);
       if (odd) return vectors < 32;
@@ -108,6 +102,27 @@ struct ShortRows {
   JITACT_INLINE int rows() const { return turns * (kShortRowThreads >> log_group); }  // of a block
 
  private:
+  // The same of rows that are converted or have a mask, of which a thread has `each` elements in 16 bytes.
+  static bool takes_input(int64_t length, int each) {
+    const bool in_vectors = length % each == 0;
+    if (length % 16 == 0) return false;  // many threads would share banks of shared memory
+#ifdef JITACT_ROW_INPUT
+    if (kMasks && kAdds) return length <= 64 && !in_vectors;
+    if (kMasks && each == 4) return length <= 72 && length % 32 != 8;
+    if (kMasks) return in_vectors ? length > 64 && length <= 128 : length <= (length % 2 == 0 ? 128 : 224);
+#endif
+    int64_t full = 128;  // elements that the threads have which would hold a row: nearly full, they are as fast
+    while (full < each * vectors_touched(length, each)) full *= 2;
+    return length <= kLongestConverted && length * 8 < full * (in_vectors ? 6 : 7);
+  }
+  // Bytes of an element as threads have it.
+  static int size_of(const Call& call) {
+#ifdef JITACT_ROW_INPUT
+    return 16 / kVectorSize<Op::forward>;
+#else
+    return int(bytes_of(call.dtype));
+#endif
+  }
   static int log_threads(int words, int vectors) {
     int log_group = 0;
     while (4 * vectors << log_group < words) log_group++;
@@ -210,6 +225,7 @@ class StagedPlanes : public Staged<S, tensors, vectors * kPlaneThreads, kBeyondP
  public:
   using Base = Staged<S, tensors, vectors * kPlaneThreads, kBeyondPlanes>;
   using Tile = SmallPlanes;
+  using Vector = Words;
   using Base::size;
   static constexpr bool kInParts = false;
 
@@ -252,6 +268,7 @@ class StagedRows : public Staged<S, tensors, vectors * kShortRowThreads, 8> {
  public:
   using Base = Staged<S, tensors, vectors * kShortRowThreads, 8>;
   using Tile = ShortRows;
+  using Vector = Words;
   using Base::size;
   static constexpr bool kInParts = true;
 
@@ -325,12 +342,44 @@ class StagedInput : public StagedRows<float, 1, vectors> {
 };
 #endif
 
+#ifdef JITACT_ROW_INPUT
+// Contiguous rows of 16-bit elements, in a block's shared memory, that threads have as float32. Parts begin at elements.
+template <int vectors>
+class StagedHalves : public Staged<Input, 1, vectors * kShortRowThreads / 2, 8> {
+ public:
+  using Base = Staged<Input, 1, vectors * kShortRowThreads / 2, 8>;
+  using Tile = ShortRows;
+  static constexpr bool kInParts = true;
+  struct alignas(8) Vector { uint16_t of[4]; };
+
+  StagedHalves() = default;
+  JITACT_DEVICE StagedHalves(const ShortRows&, uint64_t first, int there) : Base(first, there) {}
+  JITACT_DEVICE int take_part(int begin, int skipped, int) {
+    part_ = begin + skipped;
+    return 0;
+  }
+  JITACT_DEVICE Vector get(int, int i, uint32_t) const {
+    Vector four;
+    JITACT_UNROLL for (int e = 0; e < 4; e++) four.of[e] = Base::halves(0)[part_ + i + e];
+    return four;
+  }
+  JITACT_DEVICE void put(const Vector& four, int i, int end) const {
+    JITACT_UNROLL for (int e = 0; e < 4; e++)
+      if (e < end) Base::halves(0)[part_ + i + e] = four.of[e];
+  }
+
+ private:
+  int part_;
+};
+#endif
+
 // The same of rows that fill vectors; their parts are whole vectors.
 template <typename S, int tensors, int vectors>
 class StagedVectors : public Staged<S, tensors, vectors * kShortRowThreads, 0> {
  public:
   using Base = Staged<S, tensors, vectors * kShortRowThreads, 0>;
   using Tile = ShortRows;
+  using Vector = Words;
   using Base::size;
   static constexpr bool kInParts = true;
 
