@@ -159,6 +159,15 @@ def test_threads_hold_many_elements_of_long_rows(name: str, dtype: torch.dtype, 
             assert errors.max() <= ULP[dtype], (length, errors.max())
 
 
+@pytest.mark.parametrize(("operator", "name", "dtype"), EVERYWHERE, indirect=["operator"])
+def test_clusters_of_many_blocks_fetch_rows_further_on(name: str, dtype: torch.dtype, operator: Callable, request: Request) -> None:
+    """There have to be more rows than half of those that a GPU processes at the same time: two, of the emulated one."""
+    torch.manual_seed(0)
+    count, each = 60 if request.node.callspec.params["operator"] == "cuda" else 5, 16 // dtype.itemsize
+    for length in (17_003 * each, 17_003 * each - 3, 12_565 * each - 3) if fits(dtype, 1 << 20) else ():
+        check(operator, name, (torch.randn(count, length) * 8).to(dtype), what=length)
+
+
 # Strided rows: in one block, of tiles from 128 words wide to a cache line, and in clusters; planes that share a tile; rows that
 # are too long to be held in registers.
 ACROSS = (((5, 1, 8), 1), ((2, 3, 1024), 1), ((3, 19, 520), 1), ((40, 24), 0), ((2, 300, 3, 8), 1), ((1025, 72), 0),

@@ -20,11 +20,13 @@ static_assert(kMostVectors == int64_t(kMostChunks) * kChunk * kThreads * kCluste
 static_assert(kHeldVectors == int64_t(kMany * kClusterBlocks) << kLogOfMany);
 #endif
 
-#ifdef JITACT_ROW_INPUT
-// Whether a block fetches its share of a row further on, see Rows::fetch_share.
+// Whether blocks fetch their shares of rows further on, see Rows::fetch_share, if a launch says so.
 template <Op op, typename S, bool ragged, int held>
-constexpr bool kFetchesAhead = op == Op::forward && held == kFew && !kIsPrecise<S> &&
-                               (kMasks ? kAdds != ragged : kWidens && !Fold<Single>::as_it_is);
+constexpr bool kFetchesAhead =
+#ifdef JITACT_ROW_INPUT
+    op == Op::forward && held == kFew && !kIsPrecise<S> && (kMasks ? kAdds != ragged : kWidens && !Fold<Single>::as_it_is);
+#else
+    op != Op::backward && held == kFew && sizeof(S) <= 4;
 #endif
 
 struct Launch {
@@ -45,8 +47,8 @@ struct Launch {
 #ifdef JITACT_ROW_INPUT
   MaskOfRows mask;
   bool gives_shares;
-  int64_t ahead;  // how many rows further on is the one that is fetched to the L2 cache; 0: none is
 #endif
+  int64_t ahead;  // how many rows further on is the one that is fetched to the L2 cache; 0: none is
   Operands operands;
 };
 template <typename Tile>

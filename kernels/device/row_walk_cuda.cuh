@@ -60,10 +60,8 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
       else
 #endif
       load(words);
-#ifdef JITACT_ROW_INPUT
-      if (kFetchesAhead<op, S, ragged, held> && launch_.ahead > 0 && threadIdx.x == 0 && left > launch_.ahead)
-        fetch_share(first + launch_.ahead);
-#endif
+      if constexpr (kFetchesAhead<op, S, ragged, held>)
+        if (launch_.ahead > 0) fetch_share();
       if (launch_.blocks > 1) ptx::cluster_wait();  // until all blocks are there
       walk(words);
     } else {
@@ -105,18 +103,24 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
  private:
   static constexpr int turns = held ? 3 : 4;  // exchanges per row
 
-#ifdef JITACT_ROW_INPUT
   // Starts to fetch the block's share of a row to the L2 cache. Of long rows, as many threads as there can be hold little of x, as
-  // it is converted or beside its mask: not enough is on its way to keep the memory busy.
-  JITACT_DEVICE void fetch_share(int64_t row) const {
-    if constexpr (kMasks) row = launch_.mask.row_at(unsigned(row));
+  // it is converted or beside its mask, and clusters of many blocks leave multiprocessors idle: not enough is on its way to keep
+  // the memory busy.
+  JITACT_DEVICE void fetch_share() const {
+    unsigned row = (ptx::cluster_id() << (launch_.log_threads - launch_.log_group)) + unsigned(launch_.ahead);
+    if (row >= launch_.rows) return;
+#ifdef JITACT_ROW_INPUT
+    if constexpr (kMasks) row = launch_.mask.row_at(row);
     constexpr int size = sizeof(Input);
-    const int64_t begin = row * launch_.length * size & ~int64_t(15);
-    const int share = int(int64_t(launch_.length) * size / launch_.blocks) & ~15;  // in 32 bits, nvcc keeps other values in memory
-    const char* const from = static_cast<const char*>(launch_.read[0]);
-    ptx::fetch_to_l2(from + begin + int64_t(ptx::cluster_rank()) * share, unsigned(share));
-  }
+#else
+    constexpr int size = sizeof(S);
 #endif
+    const unsigned bytes = launch_.length * size, share = bytes / launch_.blocks & ~15u;
+    const int64_t begin = (int64_t(row) * bytes & ~int64_t(15)) + ptx::cluster_rank() * share;
+    if (threadIdx.x == 0)
+      JITACT_UNROLL for (int r = 0; r < tensors; r++)
+        ptx::fetch_to_l2(static_cast<const char*>(launch_.read[r]) + begin, share);
+  }
 
   template <bool first, typename Visit>
   JITACT_DEVICE void each(Held& words, const Visit& visit) const { Base::template each<first>(words, visit); }
@@ -483,8 +487,9 @@ __global__ void __launch_bounds__(kShortRowThreads, short_row_blocks(vectors))
   ptx::wait_for_last();
   constexpr int each = of_each(vectors, reads(op));
 #ifdef JITACT_ROW_INPUT
-  using Rows16 = std::conditional_t<std::is_same_v<S, Floats>, StagedHalves<of_memory(vectors)>, StagedRows<S, 1, of_memory(vectors)>>;
-  using Here = std::conditional_t<kMasks, Rows16, StagedInput<Input, of_memory(vectors)>>;
+  constexpr int most = of_memory(vectors);
+  using Masked = std::conditional_t<std::is_same_v<S, Floats>, StagedHalves<most>, StagedRows<S, 1, most>>;
+  using Here = std::conditional_t<kMasks, Masked, StagedInput<Input, most>>;
 #else
   using Here = std::conditional_t<is_of_whole(vectors), StagedVectors<S, reads(op), each>,
                                   StagedRows<S, reads(op), kManyOfRow / reads(op)>>;

@@ -116,14 +116,19 @@ void take(Launch& launch, const Call& call) {
 #endif
 }
 
-#ifdef JITACT_ROW_INPUT
 // Whether a row further on is fetched: where that was faster in measurements.
 template <Op op, typename S, bool ragged, int held>
 bool fetches_ahead(const Launch& launch, const Call& call) {
+  if constexpr (!kFetchesAhead<op, S, ragged, held>) return false;
+#ifdef JITACT_ROW_INPUT
   constexpr int64_t least = !kMasks ? 0 : kAdds && sizeof(MaskBits) == 2 ? 98304 : 49152;
-  return kFetchesAhead<op, S, ragged, held> && launch.threads == launch.group && call.length >= least;
-}
+  return launch.threads == launch.group && call.length >= least;
+#else
+  constexpr bool is_heavy = op != Op::forward && sizeof(S) == 4 && ragged && Fold<Single>::as_it_is;
+  const bool is_uneven = launch.blocks > 8 && launch.blocks < kClusterBlocks;  // such clusters leave multiprocessors idle
+  return launch.log_group > kLogLeast && (is_uneven || (is_heavy && launch.blocks == 7));
 #endif
+}
 
 template <Op op, typename S, bool ragged, int held>
 cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
@@ -139,19 +144,13 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   Clusters shape(launch.blocks, launch.threads, bytes, stream);
   const int64_t rows_of_cluster = launch.threads / launch.group;
   int64_t clusters = (call.outer + rows_of_cluster - 1) / rows_of_cluster;
-#ifdef JITACT_ROW_INPUT
   const bool ahead = fetches_ahead<op, S, ragged, held>(launch, call);
-#else
-  constexpr bool ahead = false;
-#endif
   if (!held || launch.blocks > 8 || ahead) {
     int64_t at_once = 0;
     const cudaError_t error = clusters_at_once<walk_rows<op, S, ragged, held>>(launch, shape.config, at_once);
     if (error != cudaSuccess) return error;
     if (!held) clusters = std::min(clusters, at_once);
-#ifdef JITACT_ROW_INPUT
     if (ahead) launch.ahead = at_once / 2;  // measured: less or more is slower
-#endif
   }
   launch.at_once = clusters * rows_of_cluster;
   shape.count(clusters);
