@@ -160,7 +160,7 @@ def test_threads_hold_many_elements_of_long_rows(name: str, dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize(("operator", "name", "dtype"), EVERYWHERE, indirect=["operator"])
-def test_clusters_of_many_blocks_fetch_rows_further_on(name: str, dtype: torch.dtype, operator: Callable, request: Request) -> None:
+def test_clusters_of_many_blocks_fetch_ahead(name: str, dtype: torch.dtype, operator: Callable, request: Request) -> None:
     """There have to be more rows than half of those that a GPU processes at the same time: two, of the emulated one."""
     torch.manual_seed(0)
     count, each = 60 if request.node.callspec.params["operator"] == "cuda" else 5, 16 // dtype.itemsize

@@ -107,7 +107,7 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
   // it is converted or beside its mask, and clusters of many blocks leave multiprocessors idle: not enough is on its way to keep
   // the memory busy.
   JITACT_DEVICE void fetch_share() const {
-    unsigned row = (ptx::cluster_id() << (launch_.log_threads - launch_.log_group)) + unsigned(launch_.ahead);
+    unsigned row = ptx::cluster_id() + unsigned(launch_.ahead);
     if (row >= launch_.rows) return;
 #ifdef JITACT_ROW_INPUT
     if constexpr (kMasks) row = launch_.mask.row_at(row);

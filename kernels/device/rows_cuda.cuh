@@ -14,10 +14,12 @@ namespace jitact::rows {
 constexpr int kWholeShape = 0, kRaggedShape = 1, kStagedShape = 2, kExactShape = 1;
 inline int shape_of(const Call& call, int64_t size) {  // bytes of an element as it is held
   if (call.inner > 1) return log_exact_wide(call, size) > 0 ? kExactShape : 0;
+  bool in_order = true;  // whether rows are processed as they lie, which those that are staged have to be
 #ifdef JITACT_ROW_INPUT
-  if (MaskOfRows(call.mask, call.length, true).turns()) return call.length * size % 16 == 0 ? kWholeShape : kRaggedShape;
+  in_order = !(kMasks && MaskOfRows(call.mask, call.length, true).turns());
 #endif
-  return ShortRows::takes(call) ? kStagedShape : call.length * size % 16 == 0 ? kWholeShape : kRaggedShape;
+  if (in_order && ShortRows::takes(call)) return kStagedShape;
+  return call.length * size % 16 == 0 ? kWholeShape : kRaggedShape;
 }
 // Whether the kernels for an operation, a type and a shape of rows are compiled here.
 #ifdef JITACT_PART
@@ -116,7 +118,7 @@ void take(Launch& launch, const Call& call) {
 #endif
 }
 
-// Whether a row further on is fetched: where that was faster in measurements.
+// Whether a row further on is fetched: where that was faster in measurements, and only if threads share a single row.
 template <Op op, typename S, bool ragged, int held>
 bool fetches_ahead(const Launch& launch, const Call& call) {
   if constexpr (!kFetchesAhead<op, S, ragged, held>) return false;

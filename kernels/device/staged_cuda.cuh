@@ -340,9 +340,7 @@ class StagedInput : public StagedRows<float, 1, vectors> {
  private:
   struct alignas(16) Read { uint32_t words[2 * vectors * kShortRowThreads + 4]; };
 };
-#endif
 
-#ifdef JITACT_ROW_INPUT
 // Contiguous rows of 16-bit elements, in a block's shared memory, that threads have as float32. Parts begin at elements.
 template <int vectors>
 class StagedHalves : public Staged<Input, 1, vectors * kShortRowThreads / 2, 8> {
