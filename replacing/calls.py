@@ -47,7 +47,14 @@ SUPER = "super()"
 VALUE = object()  # the meaning of a name that only running the code would show
 
 
-def calls(module: Any, known: Mapping[Callable, str], value: type, foreign: str, apart: Set[str] = frozenset()) -> set[Call]:
+def calls(
+    module: Any,
+    known: Mapping[Callable, str],
+    value: type,
+    foreign: str,
+    apart: Set[str] = frozenset(),
+    stands_in: tuple[type, ...] = (),
+) -> set[Call]:
     """The known functions that a module's forward calls, itself or through other methods and functions.
 
     A function that is only mentioned counts as called, as it may be passed on. One held by the module does not count.
@@ -58,10 +65,11 @@ def calls(module: Any, known: Mapping[Callable, str], value: type, foreign: str,
         value: the class of values whose type is unknown: ``(x + 1).tanh()`` is its method.
         foreign: the package whose functions are not followed, nor are those of the standard library.
         apart: methods of the module that are not followed.
+        stands_in: classes of objects in the place of a method, for which the method of the module's class is followed.
     """
     found: set[Call] = set()
     seen: set[FunctionType] = set()
-    resolver = _Resolver(module, known, value, apart)
+    resolver = _Resolver(module, known, value, apart, stands_in)
     pending = [(target, is_method, "") for target, is_method in resolver.of_module(("forward",), False)]
     while pending:
         target, is_method, caller = pending.pop()
@@ -117,8 +125,10 @@ def is_hashable(target: Any) -> bool:
 class _Resolver:
     """Resolves mentions in a module's code to objects, and decides whether these are methods of the module."""
 
-    def __init__(self, module: Any, known: Mapping[Callable, str], value: type, apart: Set[str]) -> None:
-        self.module, self.known, self.value, self.apart = module, known, value, apart
+    def __init__(
+        self, module: Any, known: Mapping[Callable, str], value: type, apart: Set[str], stands_in: tuple[type, ...]
+    ) -> None:
+        self.module, self.known, self.value, self.apart, self.stands_in = module, known, value, apart, stands_in
         self.classes = {cls.__qualname__ for cls in type(module).__mro__}
 
     def meant(self, function: FunctionType, is_method: bool, mention: Mention) -> Iterator[tuple[Any, bool]]:
@@ -147,7 +157,7 @@ class _Resolver:
             yield from self.attribute(VALUE, others, called_bare)
         elif first not in own.get("_modules", ()) and first not in self.apart and not others:
             held = _plain(own.get(first))
-            if held is None:
+            if held is None or isinstance(held, self.stands_in):
                 yield inspect.getattr_static(type(self.module), first, None), True
             elif isinstance(held, FunctionType) and held not in self.known:
                 yield held, self.is_own(held)

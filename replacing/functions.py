@@ -23,7 +23,7 @@ from ..modules import ActivationModule
 from ..registry import get
 from .calls import is_hashable
 from .gates import Gate, products_of, waiting
-from .syntax import assigns, is_name, parsed
+from .syntax import assigns, is_name, is_own_call, parsed
 from .uses import result_of
 
 __all__ = ["GatedForward", "forward_of"]
@@ -101,12 +101,13 @@ class GatedForward:
         return {key: value for key, value in vars(self).items() if key != "_made"}
 
 
-def forward_of(module: nn.Module, known: Mapping[Callable, tuple[str, bool]]) -> GatedForward | None:
+def forward_of(module: nn.Module, known: Mapping[Callable, tuple[str, bool]], fused: Set[str]) -> GatedForward | None:
     """A forward with gates in place of functions whose result is multiplied; None if there are none.
 
     Args:
         module: the module.
         known: PyTorch's activation functions, with the name of jitact's, and whether the function works in place.
+        fused: the submodules that are fused with the product that follows them.
     """
     function = inspect.getattr_static(type(module), "forward", None)
     definition = None if "forward" in vars(module) else _definition(function)
@@ -114,23 +115,23 @@ def forward_of(module: nn.Module, known: Mapping[Callable, tuple[str, bool]]) ->
         return None
     gates: dict[int, Gate] = {}
     names: dict[int, str] = {}
-    fused, others = set(), set()
+    all_of, others = set(), set()
     for number, call in _calls(definition):
         meant = _meant(call.func, function)
         name, in_place = known.get(meant, ("", False)) if is_hashable(meant) else ("", False)
         if name:
             gate = None if in_place else _gate(name, call, definition, function, module)
-            (others if gate is None else fused).add(name)
+            (others if gate is None else all_of).add(name)
             if gate is not None:
                 gates[number], names[number] = gate, ast.unparse(call.func)
     calls = dict(_calls(definition))
     of_gates = {calls[number] for number in gates}
-    for number in [number for number in gates if _is_first_of_two(calls[number], of_gates, definition, function)]:
+    for number in [number for number in gates if _other_is_fused(calls[number], of_gates, fused, definition, function)]:
         others.add(known[_meant(calls[number].func, function)][0])
         del gates[number], names[number]
     if not gates or not _runs_its_source(function):
         return None
-    return GatedForward(module, gates, names, fused - others, ast.unparse(definition))
+    return GatedForward(module, gates, names, all_of - others, ast.unparse(definition))
 
 
 def _definition(function: object) -> ast.FunctionDef | None:
@@ -224,13 +225,19 @@ def _gate(
     return gate
 
 
-def _is_first_of_two(call: ast.Call, others: Set[ast.Call], definition: ast.FunctionDef, function: FunctionType) -> bool:
-    """Whether the result of a call is multiplied by that of one of ``others``: the second one is fused."""
-    ((value, by),) = result_of(call, definition, function).values
-    factors = [by.right]
-    if isinstance(by.right, ast.Name):
-        factors = [each.value for each in assigns(definition) if any(is_name(target, by.right.id) for target in each.targets)]
-    return by.left is value and bool(factors) and others.issuperset(factors)
+def _other_is_fused(
+    call: ast.Call, calls: Set[ast.Call], modules: Set[str], definition: ast.FunctionDef, function: FunctionType
+) -> bool:
+    """Whether the result of a call is multiplied by that of one of ``modules``, or, as the first, by one of ``calls``."""
+    result = result_of(call, definition, function)
+    ((value, by),) = result.values
+    other = by.left if by.right is value else by.right
+    factors = [other]
+    if isinstance(other, ast.Name):
+        factors = [each.value for each in assigns(definition) if any(is_name(target, other.id) for target in each.targets)]
+    if any([is_own_call(each, result.self_name) and each.func.attr in modules for each in factors]):
+        return True
+    return by.left is value and bool(factors) and calls.issuperset(factors)
 
 
 def _activation(name: str, call: ast.Call) -> ActivationModule | None:

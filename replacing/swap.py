@@ -34,7 +34,7 @@ from .counterparts import (
 from .dropouts import dropping_of
 from .experts import METHOD, GateMethod, gate_method_of
 from .functions import GatedForward, forward_of
-from .gates import gate_of
+from .gates import Gate, gate_of
 from .pending import Waiting
 
 __all__ = ["Left", "Patched", "Replaced", "Report", "patched", "replace", "restore"]
@@ -190,8 +190,12 @@ def replace(model: nn.Module, *, dropout: bool = False) -> Report:
             left.append(Left(paths[0], _describe(module) if known else type(module).__name__, reason))
     known, replaced = torch_functions(), [each for *_, each in planned]
     methods: list[GateMethod | GatedForward] = []
+    fused: dict[nn.Module, set[str]] = {}  # names of submodules that multiply, also since an earlier replace
+    for module, where in (*places.items(), *((new, where) for new, where, _ in planned)):
+        for parent, name, _ in where if isinstance(module, Gate) else ():
+            fused.setdefault(parent, set()).add(name)
     for path, module in [] if quantized else model.named_modules():
-        method, forward = gate_method_of(module), forward_of(module, known)
+        method, forward = gate_method_of(module), forward_of(module, known, fused.get(module, frozenset()))
         if method is not None:
             what = f"the method of {type(module).__name__}", f"jitact {_describe(method.fused)}"
             replaced.append(Replaced((f"{path}.{METHOD}".lstrip("."),), *what))
@@ -199,7 +203,8 @@ def replace(model: nn.Module, *, dropout: bool = False) -> Report:
             what = f"{forward.names[number]} in {type(module).__name__}", f"{gate._get_name()} with the product"
             replaced.append(Replaced((path,), *what))
         methods += [each for each in (method, forward) if each is not None]
-    functions = tuple(_find_calls(model, known, methods))
+    forwards = [vars(module).get("forward") for module in model.modules() if _is_of(module, vars(module).get("forward"))]
+    functions = tuple(_find_calls(model, known, [*methods, *forwards]))
     for new, where, _ in planned:  # last, so that an exception above leaves the model unchanged
         for parent, name, _ in where:
             parent._modules[name] = new
@@ -471,7 +476,7 @@ def _find_calls(
             for name in [] if attribute.startswith("_") else _held(held, known):
                 yield Left(path, cls.__name__, f"holds {name} as .{attribute}")
         apart = {METHOD} if module in of_experts else frozenset()
-        for call in sorted(calls(module, known, Tensor, "torch", apart)):
+        for call in sorted(calls(module, known, Tensor, "torch", apart, (GatedForward,))):
             if not call.where and call.name in fused.get(module, ()):
                 continue
             where = f" in {call.where}" if call.where else ""

@@ -366,3 +366,44 @@ def test_what_is_left_in_a_forward_is_told() -> None:
     assert isinstance(model[0].forward, GatedForward) and len(report.replaced) == 1
     assert [each.why for each in report.calls] == ["calls mish", "calls silu"]
     torch.testing.assert_close(model(x), expected)
+
+
+def test_a_second_replace_tells_the_same_calls() -> None:
+    model = SomeOfThem()
+    first = jitact.replace(model)
+    second = jitact.replace(model)
+    assert first.calls and second.calls == first.calls and not second.replaced
+    assert jitact.restore(model) == 1
+
+
+class OfAModule(Block):
+    """The module, which is fused, comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.SiLU()
+
+    def forward(self, x):
+        return self.w2(self.act(self.w1(x)) * torch.sigmoid(self.w3(x)))
+
+
+class OfAModuleByVariables(OfAModule):
+    def forward(self, x):
+        gate = self.act(self.w1(x))
+        up = torch.sigmoid(self.w3(x))
+        return self.w2(gate * up)
+
+
+@pytest.mark.parametrize("kind", [OfAModule, OfAModuleByVariables])
+def test_one_of_a_module_and_a_function_is_fused(kind: type[OfAModule]) -> None:
+    model, x = kind(), torch.randn(3, 6)
+    expected = model(x)
+    report = jitact.replace(model)
+    assert [(each.old, each.new) for each in report.replaced] == [("SiLU()", "jitact SwiGLU with the product")]
+    assert [call.why for call in report.calls] == ["calls sigmoid"] and "forward" not in vars(model)
+    torch.testing.assert_close(model(x), expected)
+    assert not jitact.replace(model).replaced
+    assert jitact.restore(model) == 1
+    model.act = nn.SiLU(inplace=True)  # which is not fused
+    assert [each.old for each in jitact.replace(model).replaced] == ["SiLU(inplace=True)", f"torch.sigmoid in {kind.__name__}"]
+    torch.testing.assert_close(model(x), expected)
