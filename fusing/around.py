@@ -21,6 +21,7 @@ from ..records.arguments import as_index, as_number, stand_ins, what_it_is
 from ..records.dtypes import wider
 from ..records.tracing import as_constant
 from ..running import called_later, run_with_operands
+from ..subclasses.jagged import is_jagged
 from .drop import dropped
 
 __all__ = ["NAMES", "around", "check_channel_dim", "check_fused", "named", "probability", "run_around", "run_with_added"]
@@ -125,6 +126,8 @@ def check_fused(record: Activation, fused: dict[str, Any], given: dict[str, Any]
     dim = fused["channel_dim"] = check_channel_dim(record, dim, fused.get("bias"))
     if isinstance(x, Tensor) and dim != -1 and not -x.dim() <= dim < x.dim():
         raise ValueError(f"{record.name}: x has {x.dim()} dimensions, and no channel_dim={dim}: {tuple(x.shape)}")
+    if is_jagged(x) and dim >= 0:  # the values, for which it is computed, have one dimension less
+        fused["channel_dim"] = dim - x.dim()
 
 
 def check_channel_dim(record: Activation, dim: Any, bias: Any) -> int:

@@ -43,7 +43,8 @@ def by_values(record: Activation, given: dict[str, Any], call: Callable[[dict[st
     for name, channel in record.channels.items():
         if isinstance(operand := given.get(name), Tensor) and operand.numel() != 1 and not -behind <= channel.dim < 0:
             what = f"dimension {channel.dim} of {what_it_is(like)} of {like.dim()} dimensions"
-            raise ValueError(f"{record.name}: {name} has a value for each index of {what}; it must be one of the last {behind}")
+            must = f"it must be one of the last {behind}, as a negative number"
+            raise ValueError(f"{record.name}: {name} has a value for each index of {what}; {must}")
     y = call(dense)
     return _Rows.of(like).with_values(y)
 

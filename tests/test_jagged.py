@@ -48,6 +48,11 @@ CASES: dict[str, tuple[Callable, Callable]] = {
     "in place": (lambda x, *_: jitact.relu(x * 1, inplace=True), lambda x, *_: F.relu(x * 1, inplace=True)),
     "a module": (lambda x, *_: jitact.get("mish")()(x), lambda x, *_: F.mish(x)),
     "a bias": (lambda x, b, *_: jitact.gelu(x, bias=b), lambda x, b, *_: F.gelu(x + b)),
+    "a bias, by dimension": (lambda x, b, *_: jitact.gelu(x, bias=b, channel_dim=2), lambda x, b, *_: F.gelu(x + b)),
+    "a bias of more dimensions": (
+        lambda x, b, *_: jitact.gelu(x.unsqueeze(-1), bias=b, channel_dim=2),
+        lambda x, b, *_: F.gelu(x.unsqueeze(-1) + b.unsqueeze(-1)),
+    ),
     "a residual": (lambda x, b, r, _: jitact.gelu(x, bias=b, residual=r), lambda x, b, r, _: r + F.gelu(x + b)),
     "a dense residual": (lambda x, b, *_: jitact.gelu(x, residual=b), lambda x, b, *_: F.gelu(x) + b),
     "one value": (lambda x, *_: jitact.gelu(x, residual=x.values().new_ones(1, 1)), lambda x, *_: F.gelu(x) + 1),
@@ -94,7 +99,7 @@ def test_jagged_tensors(case: str, device: str) -> None:
     check(*CASES[case], given(device))
 
 
-@pytest.mark.parametrize("case", ["a residual", "packed"])
+@pytest.mark.parametrize("case", ["a bias, by dimension", "a residual", "packed"])
 def test_jagged_tensors_inside_torch_compile(case: str, device: str) -> None:
     ours, theirs = CASES[case]
     check(
