@@ -143,7 +143,7 @@ def run(
         wide = wider(wide)
     if wide is not x.dtype:
         y = run(record, function, x.to(wide), dim, None, scale, mask.to(wide) if added else mask, save, beside)
-        return y if record.is_cast and is_cast(x) else y.to(x.dtype)
+        return y if record.is_cast and x.is_cuda and is_cast(x) else y.to(x.dtype)
     t, factor = (x, factor) if mask is None else _masked(x, factor, mask)
     takes = dtype in (None, t.dtype) and dim is not None and -t.dim() <= dim < t.dim()
     if takes and kernels.sees_all(t) and kernels.sees_rows(beside.rows, t):
