@@ -61,10 +61,10 @@ def write_file(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path = path.resolve()
-    if path.exists() and not (path.is_file() and os.access(path.parent, os.W_OK)):
-        path.write_text(text, encoding="utf-8")
+    if path.exists() and not (path.is_file() and os.access(path.resolve().parent, os.W_OK)):
+        path.write_text(text, encoding="utf-8")  # not resolved: a pipe that /dev/stdout leads to has no name
         return
+    path = path.resolve()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # not *.cu, which would be loaded
     try:
         with temporary.open("x", encoding="utf-8") as file:

@@ -473,3 +473,12 @@ def test_results_go_into_a_pipe(tmp_path: Path) -> None:
     write_json(tmp_path / "pipe", {"stopped": 0})
     assert json.loads(os.read(reader, 1000)) == {"stopped": 0}
     os.close(reader)
+
+
+def test_results_go_into_a_pipe_without_a_name() -> None:
+    """As /dev/stdout is before ``| jq``."""
+    reader, writer = os.pipe()
+    write_json(Path(f"/dev/fd/{writer}"), {"stopped": 0})
+    assert json.loads(os.read(reader, 1000)) == {"stopped": 0}
+    os.close(reader)
+    os.close(writer)
