@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from jitact import registry, report
+from jitact.definitions.kernel_file import write_file
 from jitact.measuring import row_accuracy
 from jitact.measuring.commandline import (
     Parser,
@@ -295,7 +296,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     results = with_kept(results, args.json, (fact, "torch"))
     write_json(args.json, results)
     table = args.json.with_suffix(".md")
-    table.write_text(report.accuracy_markdown(results), encoding="utf-8")
+    write_file(table, report.accuracy_markdown(results))
     print(f"\nwrote {args.json} and {table}")
     if results["stopped"]:
         print(f"STOPPED after {own} rows; the others were not looked at")

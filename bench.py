@@ -43,6 +43,7 @@ if __name__ == "__main__":
 import torch
 
 from jitact import report
+from jitact.definitions.kernel_file import write_file
 from jitact.measuring import host_calls, models, operand_cases, operand_rows, page, text
 from jitact.measuring.activation_rows import measure_all
 from jitact.measuring.commandline import Parser, exit_code, keeping, machine, say, stopped_at_once, with_kept, write_json
@@ -126,7 +127,7 @@ def activations(
             results |= first_use(right, args.device, right if args.cold else right[:1])
     both = written(results, args.json)
     if args.html and not stopped_at_once(results):
-        args.html.write_text(page.report_html(both), encoding="utf-8")
+        write_file(args.html, page.report_html(both))
     if args.plot and both["rows"]:
         report.draw(both, args.plot)
     print(report.bench_summary(results))

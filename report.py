@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from jitact.definitions.kernel_file import write_file
 from jitact.measuring import interface
 from jitact.measuring.commandline import CommandParser, exit_code
 from jitact.measuring.markdown import (
@@ -88,7 +89,7 @@ def _write(prog: str) -> int:
             print(f"{path} is not written: nothing was measured")
         elif not path.exists() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_file(path, text)
             print(f"wrote {path}")
         else:
             print(f"{path} is up to date")

@@ -18,6 +18,7 @@ from torch import nn
 
 from .. import registry
 from ..definitions.define import load_folder
+from ..definitions.kernel_file import write_file
 from ..measuring.commandline import CommandParser, dtypes_named
 from ..modules import ActivationModule, bias_around, drops
 from ..records import Activation, is_plain
@@ -114,7 +115,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
         dtype = args.dtype and list(itertools.chain(*args.dtype))
         text = export(args.name, dtype=dtype, forward_only=args.forward_only, device=args.device, shape=args.shape)
         if args.output:
-            args.output.write_text(text, encoding="utf-8")
+            write_file(args.output, text)
         else:
             print(text, end="")
     except (KeyError, ValueError, OSError) as error:

@@ -459,6 +459,31 @@ def test_results_that_cannot_be_written_leave_the_earlier_ones(tmp_path: Path, m
     assert json.loads(file.read_text()) == earlier and list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("export relu -o r.py", "r.py"),
+        ("accuracy relu --dtype bf16 --device cpu --json r.json", "r.md"),
+        ("bench relu --shape 8x64 --device cpu --html r.html", "r.html"),
+    ],
+)
+def test_what_cannot_be_written_whole_leaves_what_was_there(line: str, written: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "first_use", lambda *_: {})
+    monkeypatch.setattr(timing, "RUNS", dict.fromkeys(("cpu", "cuda"), (3, 3, 0.0)))
+    assert code_of(line.split()) == 0
+    earlier, replace = Path(written).read_text(encoding="utf-8"), os.replace
+
+    def full(there: Path, path: Path) -> None:
+        if path.name == written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(there, path)
+
+    monkeypatch.setattr(os, "replace", full)
+    assert code_of(line.split()) not in (0, None)
+    assert Path(written).read_text(encoding="utf-8") == earlier and not list(tmp_path.glob(".*"))
+
+
 def test_results_are_written_where_a_link_leads_with_the_same_permissions(tmp_path: Path) -> None:
     file, link = tmp_path / "r.json", tmp_path / "link.json"
     file.touch(0o600)
