@@ -98,9 +98,6 @@ def wrong_in(rows: list[report.Entry]) -> set[str]:
 
 def operands_alone(parser: Parser, args: argparse.Namespace, dtypes: list[torch.dtype]) -> int:
     """``--operands``, or gated activations only. Returns the exit code: 1 if a line is wrong."""
-    for option in NOT_WITH["--operands"]:
-        if getattr(args, option):
-            parser.error(f"--{option} is for elementwise activations, and none is to be measured")
     results = operands(parser, args, dtypes)
     written(results, args.json)
     for line in text.distrust(results["operands"]):
@@ -206,10 +203,14 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     parser = _parser(prog)
     args = parser.parse(arguments, others=[case.name for case in operand_cases.CASES])
+    gated = [name for name in args.names if REGISTRY[name].activation.gating] if not args.operands else []
+    elementwise = [name for name in args.names if name not in gated]
     mode = "--models" if args.models is not None else "--calls" if args.calls else "--operands" if args.operands else ""
-    for option in NOT_WITH.get(mode, ()):
+    measured = mode or ("" if elementwise else "--operands")  # gated activations alone are measured as it measures them
+    for option in NOT_WITH.get(measured, ()):
         if getattr(args, option):
-            parser.error(f"{mode} does not take --{option}")
+            none = f"--{option} is for elementwise activations, and none is to be measured"
+            parser.error(f"{mode} does not take --{option}" if mode else none)
     parser.refuse_results_of_others(args.json, {"--models": "block", "--calls": "us"}.get(mode, "wrong"), args.device)
     dtypes = args.dtype or DTYPES[args.device.type]
     if args.shape:
@@ -224,8 +225,6 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         from torch._functorch import config
 
         config.donated_buffer = False  # so that backward can run many times on one graph
-    gated = [name for name in args.names if REGISTRY[name].activation.gating] if not args.operands else []
-    elementwise = [name for name in args.names if name not in gated]
     if args.operands or not elementwise:
         return operands_alone(parser, args, dtypes)
     return activations(parser, args, dtypes, elementwise, gated)
