@@ -103,8 +103,8 @@ def check_encodable(text: str, where: str) -> None:
 
 
 def is_of_rows(text: str) -> bool:
-    """Whether a kernel file includes ``rows.cuh``, and so works on rows."""
-    return re.search(r'^[ \t]*#[ \t]*include[ \t]*"rows\.cuh"', code(text), re.MULTILINE) is not None
+    """Whether a kernel file, which need not be :func:`checked`, includes ``rows.cuh``, and so works on rows."""
+    return re.search(r'(?:^|[\r\n\ufeff])[ \t]*#[ \t]*include[ \t]*"rows\.cuh"', code(text)) is not None
 
 
 HEADER_OF_A_USER = re.compile(r'^[ \t]*#[ \t]*include(?![ \t]*"elementwise\.cuh")', re.MULTILINE)

@@ -23,6 +23,7 @@ from ..definitions.definition import channels_declared
 from ..definitions.operands import Declared, check_element, declared, in_header, read_header
 from ..kernels import KernelSource
 from ..kernels.loader.signature import Signature, code, read_signature
+from ..kernels.loader.signature import functions as functions_of
 from ..kernels.loader.source import RowTypes
 from ..modules import title_of
 from ..records.dtypes import wider
@@ -125,6 +126,7 @@ def read_rows(
         numbers = kernel_file.parameter_names(signature, given)
         channels_declared(signature, numbers, given)
         _check_kept(text)
+        _check_totals(text)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     rows = signature.of("row")
@@ -163,6 +165,15 @@ def _check_kept(text: str) -> None:
     if found and re.search(rf"\b{found[1]}\b", re.sub(rf"\b{found[2]}\.share\(\s*{found[1]}\s*\)", "", found[3])):
         use = f"{found[2]}.share({found[1]})"
         raise ValueError(f"forward uses {found[1]} otherwise than as {use}; LogSumExp<T> gives elements themselves")
+
+
+def _check_totals(text: str) -> None:
+    """Raises ValueError if a function reads a total that ``fold_from_output`` does not return: it would be any number."""
+    sums, plain = functions_of(text)["fold_from_output"].results, code(text)
+    for found in re.finditer(r"\.of\s*\[\s*([^]]*?)\s*\]", plain):
+        if found[1] not in map(str, range(sums)):
+            line = plain.count("\n", 0, found.start()) + 1
+            raise ValueError(f"line {line}: there is no {found[0]}: fold_from_output returns {sums}, counted from 0")
 
 
 def rows_with_header(definition: RowDefinition) -> str:

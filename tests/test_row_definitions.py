@@ -183,6 +183,8 @@ def test_folders_hold_rows(tmp_path: Path) -> None:
         (PLAIN, {"alpha": 1.0}, ValueError, "my_rows: forward's parameters are none, those with a default alpha; leave"),
         (PLAIN, {"saves": "bit"}, ValueError, "my_rows: backward cannot keep 'bit' of rows, only output, input"),
         (PLAIN, {"reference": lambda x: x}, TypeError, r"my_rows: the reference must take \(x, dim\)"),
+        (PLAIN.replace("rows.cuh", "elementwise.cuh"), {}, ValueError, r'my_rows: line 3: .* does not include "rows\.cuh"'),
+        (PLAIN.replace("row.total", "row.of[1]"), {}, ValueError, r"my_rows: line 5: there is no \.of\[1\]: fold_from_"),
     ],
 )
 def test_files_that_will_not_do(text: str, options: dict, error: type, message: str) -> None:
@@ -191,8 +193,16 @@ def test_files_that_will_not_do(text: str, options: dict, error: type, message: 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("mark", "end"), [("\ufeff", "\n"), ("", "\r\n"), ("", "\r")])
+def test_files_as_editors_write_them(mark: str, end: str) -> None:
+    cls = jitact.define("my_rows", source=mark + PLAIN.lstrip().replace("\n", end))
+    assert cls.activation.source.text == PLAIN.lstrip()
+
+
 def test_calls_that_will_not_do() -> None:
-    jitact.define("my_rows", source=PLAIN)
+    cls = jitact.define("my_rows", source=PLAIN)
+    with pytest.raises(TypeError, match="my_rows: the module takes x; got 2 tensors"):
+        cls()(torch.ones(3), torch.ones(3))
     with pytest.raises(TypeError, match=r"my_rows: without dtype=, x is float32, .*; got an int64 tensor"):
         jitact.my_rows(torch.ones(3, dtype=torch.int64))
     with pytest.raises(TypeError, match="my_rows: expected a tensor, got"):

@@ -311,6 +311,9 @@ def functions(text: str) -> dict[str, Function]:
     prepared(text)
     if "forward" not in found:
         raise ValueError("the kernel file defines no function ELEMENTWISE T forward(T x)")
+    forward = found["forward"]
+    if "rows.cuh" not in text and any(ROLES.get(type_) == "fold" for type_ in forward.types):
+        raise ValueError(f"line {forward.line}: forward takes a row's fold, but the file does not include \"rows.cuh\"")
     return found
 
 
