@@ -218,7 +218,7 @@ class CommandParser(argparse.ArgumentParser):
     def results_file(cls, text: str) -> Path:
         """The same for a file of results, which keeps those that are not measured again, and must not hold anything else."""
         path = cls.output_file(text)
-        if None in _writers(path):
+        if _results_in(path) is None:
             raise argparse.ArgumentTypeError(f"{text!r} holds something else than results, which would be lost")
         return path
 
@@ -231,15 +231,17 @@ class CommandParser(argparse.ArgumentParser):
             device: where they are going to be measured.
             fact: of the machine, which must be the same; if the file lacks it, the device counts.
         """
-        writers = _writers(path) if path else set()
+        results = (path and _results_in(path)) or {}
+        writers = _writers(results)
+        if not writers:
+            return
         if others := writers - {WRITERS[mark]}:
-            written = " and ".join(sorted(f"`{other}`" for other in others if other))
+            written = " and ".join(sorted(f"`{other}`" for other in others))
             self.error(f"{str(path)!r} holds results of {written}; write those of `{WRITERS[mark]}` to another file")
-        if path and writers:
-            then, now = json.loads(path.read_text(encoding="utf-8"))["machine"], machine(device)
-            fact = fact if fact in then else "device"
-            if then[fact] != now[fact]:
-                self.error(f"{str(path)!r} holds results of {then['device']}; write those of {now['device']} to another file")
+        then, now = results["machine"], machine(device)
+        fact = fact if fact in then else "device"
+        if then[fact] != now[fact]:
+            self.error(f"{str(path)!r} holds results of {then['device']}; write those of {now['device']} to another file")
 
 
 class Parser(CommandParser):
@@ -372,21 +374,25 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
     write_file(path, f"{text}\n}}\n")  # else a kill meanwhile would cost the earlier results, too
 
 
-def _writers(path: Path) -> set[str | None]:
-    """The commands, of :data:`WRITERS`, whose results a file holds; with None if it holds something else, too."""
+def _results_in(path: Path) -> dict[str, Any] | None:
+    """The results that a file holds, or is going to hold: none yet; None if it holds something else."""
     if not path.is_file() or not path.stat().st_size:  # /dev/stdout holds nothing, and reading it waits for input
-        return set()
+        return {}
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
         rows, operands = (list(results.get(key, ())) for key in ("rows", "operands"))
         has_parts = all(isinstance(results.get(key, {}), dict) for key in ("dtypes", "first_use"))
         valid = "device" in results["machine"] and has_parts and all(row["name"] and row["dtype"] for row in rows + operands)
+        known = all(not WRITERS.keys().isdisjoint(row) for row in rows)
     except (ValueError, TypeError, LookupError, AttributeError):
-        valid = False
-    if not valid:
-        return {None}
-    found: set[str | None] = {next((WRITERS[mark] for mark in WRITERS if mark in row), None) for row in rows}
-    return found | {WRITERS["wrong"]} if operands else found
+        return None
+    return results if valid and known else None
+
+
+def _writers(results: dict[str, Any]) -> set[str]:
+    """The commands, of :data:`WRITERS`, that wrote the rows of results."""
+    found = {next(WRITERS[mark] for mark in WRITERS if mark in row) for row in results.get("rows", ())}
+    return found | {WRITERS["wrong"]} if results.get("operands") else found
 
 
 def with_kept(
