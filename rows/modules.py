@@ -147,7 +147,7 @@ class OfDefinition(OfAnyDimension):
             remove_placeholders(rows)
             make = rows.tracer.create_proxy
             rows = tuple([make("placeholder", name, (), {}) for name in self.activation.rows])
-        if len(rows) > len(self.activation.rows):  # not dim
+        if len(rows) > len(self.activation.rows):  # else one would be taken for dim
             wanted = ", ".join(["x", *self.activation.rows])
             raise TypeError(f"{self.activation.name}: the module takes {wanted}; got {1 + len(rows)} tensors")
         numbers = {name: getattr(self, name) for name, _ in self.activation.params}
