@@ -170,8 +170,8 @@ def _check_kept(text: str) -> None:
 def _check_totals(text: str) -> None:
     """Raises ValueError if a function reads a total that ``fold_from_output`` does not return: it would be any number."""
     sums, plain = functions_of(text)["fold_from_output"].results, code(text)
-    for found in re.finditer(r"\.of\s*\[\s*([^]]*?)\s*\]", plain):
-        if found[1] not in map(str, range(sums)):
+    for found in re.finditer(r"\.of\s*\[\s*(\d+)\s*\]", plain):
+        if int(found[1]) >= sums:
             line = plain.count("\n", 0, found.start()) + 1
             raise ValueError(f"line {line}: there is no {found[0]}: fold_from_output returns {sums}, counted from 0")
 
