@@ -168,7 +168,8 @@ def _dtypes(name: str, given: Any, possible: Sequence[str] = tuple(DTYPES)) -> t
     chosen = [OF_TORCH.get(str(each), each) for each in several]
     wrong = [each for each in chosen if each not in possible]
     if wrong or not chosen:
-        raise ValueError(f"{name}: dtype must be of {', '.join(possible)}; got {given!r}")
+        got = ", ".join(map(repr, wrong)) or repr(given)
+        raise ValueError(f"{name}: dtype must be of {', '.join(possible)}; got {got}")
     return tuple(each for each in possible if each in chosen)
 
 
