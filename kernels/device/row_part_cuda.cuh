@@ -21,12 +21,13 @@ static_assert(kHeldVectors == int64_t(kMany * kClusterBlocks) << kLogOfMany);
 #endif
 
 // Whether blocks fetch their shares of rows further on, see Rows::fetch_share, if a launch says so.
-template <Op op, typename S, bool ragged, int held>
-constexpr bool kFetchesAhead =
 #ifdef JITACT_ROW_INPUT
-    op == Op::forward && held == kFew && !kIsPrecise<S> && (kMasks ? kAdds != ragged : kWidens && !Fold<Single>::as_it_is);
+template <Op op, typename S, bool ragged, int held>
+constexpr bool kFetchesAhead = op == Op::forward && held == kFew && !kIsPrecise<S> &&
+                               (kMasks ? kAdds != ragged : kWidens && !Fold<Single>::as_it_is);
 #else
-    op != Op::backward && held == kFew && sizeof(S) <= 4;
+template <Op op, typename S, bool ragged, int held>
+constexpr bool kFetchesAhead = op != Op::backward && held == kFew && sizeof(S) <= 4;
 #endif
 
 struct Launch {
