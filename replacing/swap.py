@@ -203,7 +203,7 @@ def replace(model: nn.Module, *, dropout: bool = False) -> Report:
             what = f"{forward.names[number]} in {type(module).__name__}", f"{gate._get_name()} with the product"
             replaced.append(Replaced((path,), *what))
         methods += [each for each in (method, forward) if each is not None]
-    forwards = [vars(module).get("forward") for module in model.modules() if _is_of(module, vars(module).get("forward"))]
+    forwards = [own for module in model.modules() if _is_of(module, own := vars(module).get("forward"))]
     functions = tuple(_find_calls(model, known, [*methods, *forwards]))
     for new, where, _ in planned:  # last, so that an exception above leaves the model unchanged
         for parent, name, _ in where:
