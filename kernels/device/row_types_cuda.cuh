@@ -36,9 +36,9 @@ template <> constexpr bool kIsHalf<Precise<Half>> = true;
 // The element type in which rows are held.
 template <Op op>
 using Computed = std::conditional_t<kVectorSize<op> == 8, Input, std::conditional_t<std::is_same_v<Output, float>, float, Floats>>;
-// The length from which on rows are held as x is, which takes half the registers: a much shorter one if results do not need the
-// weight of each element, which is computed twice then, as it cannot be kept.
-constexpr int64_t kLongInput = Fold<Single>::as_it_is ? 28672 : 196608;
+// The length from which on rows are held as x is, which takes half the registers: where blocks of 128 threads cannot hold them as
+// float32, and much earlier if results do not need the weight of each element, which is computed twice then, as it cannot be kept.
+constexpr int64_t kLongInput = Fold<Single>::as_it_is ? 28672 : 196609;
 using ComputedIfLong = std::conditional_t<kWidens, Precise<Input>, Computed<Op::forward>>;
 
 // Adjacent elements as words: if loaded as elements, the compiler would wait for them at once.
