@@ -182,7 +182,7 @@ class Tile {
     const int at = first + group, left = last - at + (1 << log_groups) - 1;
     place_ = TilePlace<S, odd>(columns, plane, own, begin, end, at, single);
     count_ = place_.has_any() ? left >> log_groups : 0;
-    apart_ = odd ? int64_t(columns.inner) << (log_groups - 1) : int64_t(columns.words) << log_groups;
+    apart_ = odd ? int64_t(columns.inner) << (single ? 0 : log_groups - 1) : int64_t(columns.words) << log_groups;
     visited_ = (columns.tiling.steps + (1 << log_groups) - 1) >> log_groups;
     if constexpr (kOperands > 0) formulas_.take_numbers(columns.operands);
     if constexpr (kRowValues > 0) {
@@ -198,7 +198,8 @@ class Tile {
       ptx::cluster_started();
     }
     Held words;
-    load(words);
+    if constexpr (single) load_single(words);
+    else load(words);
     // Else nvcc keeps the words' addresses in registers until they are written. For log_softmax, it would then spill them.
     if constexpr (op == Op::backward_from_output || !Fold<T>::as_it_is) ptx::forget(place_.start), ptx::forget(apart_);
     if (blocks() > 1) ptx::cluster_wait();  // until all blocks are there
@@ -230,7 +231,6 @@ class Tile {
   JITACT_DEVICE const uint32_t* from(int r) const { return static_cast<const uint32_t*>(columns_.read[r]) + place_.start; }
   // Loads the thread's words into registers. The cache fetches what the next tiles will load too.
   JITACT_DEVICE void load(Held& words) const {
-    if constexpr (single) return load_single(words);
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       const uint32_t* word = from(r);
       if (exact > 0 || (!few && most <= count_)) {

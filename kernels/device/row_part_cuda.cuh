@@ -14,6 +14,8 @@ constexpr int kLogLeast = 7, kLogThreads = 9, kThreads = 1 << kLogThreads;  // p
 constexpr int kChunk = 4;  // vectors, of all tensors, per group of a thread's copies
 constexpr int kFew = 8, kMany = 24;  // vectors of all tensors that a thread holds in registers
 constexpr int kLogOfMany = 8;        // most threads per block with kMany vectors each: two blocks fit on a multiprocessor
+// Whether threads that hold so many have as many of y in shared memory, beside those of dy in registers.
+constexpr bool is_beside(Op op, int held) { return op == Op::backward_from_output && held == kMany; }
 constexpr int kChunksOfTwo = 3, kMostChunks = 6;  // per thread, for two blocks per multiprocessor, and for one
 static_assert(kMostVectors == int64_t(kMostChunks) * kChunk * kThreads * kClusterBlocks);
 #ifdef JITACT_ROW_INPUT
@@ -66,8 +68,9 @@ struct Place {
 };
 
 // A thread's part of rows: every (blocks * group)-th vector of each, from the thread's first on, in chunks. `ragged` rows may
-// begin and end within vectors. If `held` is not 0, a thread has one row, with up to that many vectors in registers. Of rows that
-// are in shared memory, as `Here` says, a thread may have several, one after the other, and of each adjacent elements.
+// begin and end within vectors. If `held` is not 0, a thread has one row, with up to that many vectors in registers (and as many
+// more beside them, see is_beside). Of rows that are in shared memory, as `Here` says, a thread may have several, one after the
+// other, and of each adjacent elements.
 template <Op op, typename S, bool ragged, int held, typename Here = InPlace>
 class PartOfRows {
  public:
@@ -77,23 +80,27 @@ class PartOfRows {
 
   JITACT_DEVICE explicit PartOfRows(const Launched& launch)
       : launch_(launch), scale_(launch.scale), step_(Here::kInParts ? 1 : launch.blocks * launch.group),
-        slots_(held ? 0 : ptx::dynamic_shared() + unsigned(sizeof(Words) * threadIdx.x)) {
+        slots_(held && !kBeside ? 0 : ptx::dynamic_shared() + unsigned(sizeof(Words) * threadIdx.x)) {
     if constexpr (kOperands > 0) formulas_.take_numbers(launch.operands);
   }
 
  protected:
   // Whether vectors beyond the row are skipped by branches: for rows whose vectors do not fill whole warps, and because the
   // compiler does not interleave code across branches, which would take more registers.
-  static constexpr bool pairs = sizeof(S) == 2, kBranches = !held || ragged || pairs || kStaged;
+  static constexpr bool pairs = sizeof(S) == 2, kBeside = !kStaged && is_beside(op, held);
+  static constexpr bool kBranches = !held || ragged || pairs || kStaged || kBeside;
   static constexpr bool kUnscaled = kScaledByWeights<S>, kPrecise = pairs && !kUnscaled;  // of words of two elements
   static constexpr bool kNearlyFull = kBranches && held == kFew && op == Op::forward && !kStaged;  // whether `nearly_full` is used
   static constexpr int size = Storage<S>::size, tensors = reads(op), kEach = size / 4;  // the latter: elements of a word
-  static constexpr int vectors = held ? held / tensors : kChunk / tensors;
+  static constexpr int in_registers = !held ? 0 : kBeside ? 1 : tensors;  // the first ones; others are in shared memory
+  static constexpr int vectors = held ? held / in_registers : kChunk / tensors;
   static constexpr int x = tensors - 1;  // index of the tensor that is folded
   using F = Fold<T>;
   static constexpr bool kSetsAside = F::counts && std::is_same_v<T, Single> && !pairs;  // see put_aside
   static constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // kept values replace elements
-  struct Held { Words of[held ? tensors : 1][held ? vectors : 1]; };
+  // Adjacent vectors of a thread: where none of these begins in the row, none is asked for by itself.
+  static constexpr int together = kBeside ? vectors / 4 : kBranches ? kFew / 2 : kFew;
+  struct Held { Words of[held ? in_registers : 1][held ? vectors : 1]; };
 #ifdef JITACT_ROW_INPUT
   static constexpr bool kIsScaled = op == Op::forward && kAdds;  // whether elements are scaled as the mask is added to them
   using Results = Packed<Written<op>, T, size>;
@@ -140,6 +147,7 @@ class PartOfRows {
   }
   // The address of a vector's slot in shared memory.
   JITACT_DEVICE unsigned slot(int c, int v, int tensor) const {
+    if constexpr (kBeside) return slots_ + unsigned(v * launch_.threads) * unsigned(sizeof(Words));
     return slots_ + unsigned((c * vectors + v) * tensors + tensor) * unsigned(sizeof(Words) * kThreads);
   }
 
@@ -158,7 +166,6 @@ class PartOfRows {
     } else if (!held && at(c, vectors - 1) < end) {
       JITACT_UNROLL for (int v = 0; v < vectors; v++) visit(v, false);
     } else {
-      constexpr int together = kBranches ? kFew / 2 : kFew;  // where none of these begins, none is asked for by itself
       JITACT_UNROLL for (int first = 0; first < vectors; first += together)
         if (first == 0 || at(c, first) < end)
           JITACT_UNROLL for (int v = first; v < vectors && v < first + together; v++)
@@ -177,11 +184,11 @@ class PartOfRows {
     if (is_first && place_.end > 0) formulas_.give_row(launch_.operands, 0, row_, launch_.rows, sums);
   }
 
-  // Starts the copy of a chunk of a row, if there is a row.
+  // Starts the copy to shared memory of a chunk of a row, if there is a row.
   JITACT_DEVICE void copy(int c, const Place& place) const {
     const int64_t first = place.first + vectors_to(c, 0);
     each_of(c, place.end, [&](int v, bool) {
-      JITACT_UNROLL for (int r = 0; r < tensors; r++)
+      JITACT_UNROLL for (int r = in_registers; r < tensors; r++)
         ptx::copy_async(slot(c, v, r), static_cast<const Words*>(launch_.read[r]) + first + v * step_, launch_.policy);
     });
     ptx::commit_copies();
@@ -216,6 +223,18 @@ class PartOfRows {
     }
   }
 
+  // Loads dy, and starts to copy y beside it in groups, for which each() waits one after the other.
+  JITACT_DEVICE void load_beside(Held& words) const {
+    const Words* dy = static_cast<const Words*>(launch_.read[0]) + place_.first;
+    const Words* y = static_cast<const Words*>(launch_.read[1]) + place_.first;
+    JITACT_UNROLL for (int first = 0; first < vectors; first += together) {
+      load_each(first, first + together,
+                [&](int v) { ptx::copy_async(slot(0, v, 1), y, launch_.policy), words.of[0][v] = ptx::load(dy, launch_.policy); },
+                [](int) {}, [&] { dy += step_, y += step_; });
+      ptx::commit_copies();
+    }
+  }
+
 #ifdef JITACT_ROW_INPUT
   JITACT_DEVICE AlignedMask<size> mask_of_row() const {
     return AlignedMask<size>(launch_.mask, unsigned(row_), place_.begin);
@@ -244,8 +263,8 @@ class PartOfRows {
   // one, so that the warp's stores are of adjacent bytes: the distance, in halves, from vector v to the h-th that it has.
   JITACT_DEVICE int half_at(int v, int h) const {
     const int lane = int(threadIdx.x) & 31, first = at(0, v) - lane * size;
-    const bool together = first >= place_.begin && first + 32 * size <= place_.end;
-    return together ? 32 * h - lane : h;
+    const bool all = first >= place_.begin && first + 32 * size <= place_.end;
+    return all ? 32 * h - lane : h;
   }
   JITACT_DEVICE SideWords<Input, size> load_input(const SideWords<Input, size>* from, int v) const {
     if constexpr (kPrecise) {
@@ -332,7 +351,7 @@ class PartOfRows {
 
   // Keeps the compiler from holding values converted from words in registers, which takes more of them than the words do.
   static JITACT_DEVICE void forget(Held& words) {
-    JITACT_UNROLL for (int r = 0; held && r < tensors; r++)
+    JITACT_UNROLL for (int r = 0; r < in_registers; r++)
       JITACT_UNROLL for (int v = 0; v < vectors; v++)
         JITACT_UNROLL for (int w = 0; w < 4; w++) ptx::forget(words.of[r][v].w[w]);
   }
@@ -349,7 +368,7 @@ class PartOfRows {
   }
   JITACT_DEVICE void trim_slots(int c, int v) const {
     if (!is_cut(c, v, false)) return;
-    JITACT_UNROLL for (int r = 0; r < tensors; r++) {
+    JITACT_UNROLL for (int r = in_registers; r < tensors; r++) {
       Words words;
       ptx::load_shared(slot(c, v, r), words.w);
       trim(words, c, v, r, false);
@@ -358,7 +377,7 @@ class PartOfRows {
   }
   JITACT_DEVICE Words words_of(const Held& words, int c, int v, int tensor) const {
     Words loaded;
-    if constexpr (held) loaded = words.of[tensor][v];
+    if (tensor < in_registers) loaded = words.of[tensor][v];
     else ptx::load_shared(slot(c, v, tensor), loaded.w);
     return loaded;
   }
@@ -372,9 +391,10 @@ class PartOfRows {
     for (int c = 0; c < chunks(); c++) {
       if (first && !held) ptx::wait_for_copies(chunks() - 1 - c);
       each_of(c, place_.end, [&](int v, bool full) {
-        if constexpr (first && !held) trim_slots(c, v);
-        if constexpr (first && held) {
-          JITACT_UNROLL for (int r = 0; r < tensors; r++) trim(words.of[r][v], c, v, r, full);
+        if constexpr (first) {
+          if (kBeside && v % together == 0) ptx::wait_for_copies((vectors - 1 - v) / together);
+          if constexpr (in_registers < tensors) trim_slots(c, v);
+          JITACT_UNROLL for (int r = 0; r < in_registers; r++) trim(words.of[r][v], c, v, r, full);
         }
         visit(c, v);
       });

@@ -25,10 +25,10 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
   using Base = PartOfRows<op, S, ragged, held, Here>;
   using typename Base::T, typename Base::Held, typename Base::F;
   using Base::kStaged, Base::pairs, Base::kUnscaled, Base::kPrecise, Base::size, Base::tensors, Base::vectors, Base::x;
-  using Base::stored, Base::kSetsAside, Base::kIsScaled;
+  using Base::stored, Base::kSetsAside, Base::kIsScaled, Base::kBeside;
   using Base::launch_, Base::scale_, Base::times_, Base::place_, Base::next_, Base::staged_, Base::formulas_;
   using Base::chunks, Base::at, Base::is_inside, Base::each_of, Base::slot, Base::place_of, Base::take_row;
-  using Base::find_staged, Base::load, Base::copy, Base::forget, Base::trim_slots, Base::words_of, Base::read;
+  using Base::find_staged, Base::load, Base::load_beside, Base::copy, Base::forget, Base::trim_slots, Base::words_of, Base::read;
   using Base::elements, Base::finish, Base::keep, Base::write;
   using Base::give_row;  // on a line of its own: exported files without row operands have neither
 #ifdef JITACT_ROW_INPUT
@@ -59,7 +59,8 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
       if constexpr (op == Op::forward) load_masked(words);
       else
 #endif
-      load(words);
+      if constexpr (kBeside) load_beside(words);
+      else load(words);
       if constexpr (kFetchesAhead<op, S, ragged, held>)
         if (launch_.ahead > 0) fetch_share();
       if (launch_.blocks > 1) ptx::cluster_wait();  // until all blocks are there

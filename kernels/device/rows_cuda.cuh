@@ -45,6 +45,12 @@ template <> constexpr bool holds_many<Op::forward, float> =
     !kWidens || kLongInput > int64_t(kFew * kClusterBlocks * Storage<float>::size) << kLogOfMany;  // else not needed
 #endif
 
+// Whether threads with kMany vectors each hold gradients that no two blocks of a multiprocessor can hold in shared memory alone.
+template <Op op, typename S> constexpr bool holds_beside = op == Op::backward_from_output;
+#ifdef JITACT_ROW_INPUT
+template <typename S> constexpr bool holds_beside<Op::backward_from_output, S> = !kHides;  // a bit for each element takes registers
+#endif
+
 // How threads share rows of `vectors` vectors. Small blocks, which do not wait for each other, were fastest in measurements,
 // but large ones for backward; and for the shortest rows, more threads than are needed to hold them: with 4 vectors of 16-bit
 // elements each, and of those with a mask or a conversion where a power of two of vectors would lie in as few banks of the cache.
@@ -68,9 +74,10 @@ Launch shared_by(int64_t vectors) {
   if (launch.blocks > kClusterBlocks) {
     constexpr int64_t chunk = kChunk * kThreads;  // vectors of a block's chunk
     const int64_t chunks = (reads(op) * vectors + chunk - 1) / chunk;
-    launch.log_group = kLogThreads, launch.held = 0;
-    launch.blocks = int(std::min<int64_t>((chunks + kChunksOfTwo - 1) / kChunksOfTwo, kClusterBlocks));
+    launch.log_group = kLogThreads, launch.held = 0, launch.blocks = kClusterBlocks;  // fewer leave multiprocessors idle
     launch.chunks = int((chunks + launch.blocks - 1) / launch.blocks);
+    if (holds_beside<op, S> && launch.chunks > kChunksOfTwo)
+      launch.held = kMany, launch.log_group = kLogOfMany, launch.chunks = 0;
   }
   launch.log_threads = std::max(launch.log_group, kLogLeast);
   launch.threads = 1 << launch.log_threads, launch.group = 1 << launch.log_group;
@@ -135,14 +142,17 @@ bool fetches_ahead(const Launch& launch, const Call& call) {
 template <Op op, typename S, bool ragged, int held>
 cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   take<op, S>(launch, call);
-  constexpr int each = held / reads(op);
+  constexpr int each = is_beside(op, held) ? held : held / reads(op);
   const int64_t threads = int64_t(launch.blocks) * launch.group;
   for (const int most : {each, each / 2})
     if (launch.nearly_full == 0 && (most - 1) * Storage<S>::size * threads <= call.length &&
         vectors_touched(call.length, Storage<S>::size) <= most * threads)
       launch.nearly_full = most;
 
-  const int64_t bytes = held ? 0 : int64_t(sizeof(Words)) * kChunk * launch.chunks * launch.threads;
+  const int slots = is_beside(op, held) ? held : held ? 0 : kChunk * launch.chunks;  // of a thread, in shared memory
+  if constexpr (is_beside(op, held))
+    if (const cudaError_t error = gpu::prefer_shared<walk_rows<op, S, ragged, held>>()) return error;
+  const int64_t bytes = int64_t(sizeof(Words)) * slots * launch.threads;
   Clusters shape(launch.blocks, launch.threads, bytes, stream);
   const int64_t rows_of_cluster = launch.threads / launch.group;
   int64_t clusters = (call.outer + rows_of_cluster - 1) / rows_of_cluster;
@@ -190,7 +200,7 @@ template <Op op, typename S, bool ragged>
 cudaError_t start_along(const Call& call, cudaStream_t stream) {
   Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
   if (launch.held == kFew) return start<op, S, ragged, kFew>(launch, call, stream);
-  if constexpr (holds_many<op, S>)
+  if constexpr (holds_many<op, S> || holds_beside<op, S>)
     if (launch.held == kMany) return start<op, S, ragged, kMany>(launch, call, stream);
 #ifdef JITACT_ROW_INPUT
   if constexpr (op == Op::forward) return cudaErrorInvalidValue;
