@@ -18,7 +18,7 @@ from jitact import kernels
 from jitact.kernels.loader import build
 from jitact.kernels.loader.gpu import Arch
 from jitact.kernels.loader.plan import make_plan
-from jitact.kernels.loader.source import RowPart
+from jitact.kernels.loader.source import RowPart, RowTypes
 from jitact.rows import kernels as row_kernels
 
 PARTS = [
@@ -74,6 +74,31 @@ def test_parts_that_are_compiled_at_the_same_time_are_not_mixed_up(rows: str, tm
         expected = torch.softmax(z, 1)
         torch.testing.assert_close(y.double(), expected.detach(), rtol=2**-8, atol=0)
         torch.testing.assert_close(dx.double(), torch.autograd.grad(expected, z, dy.double())[0], rtol=2**-6, atol=2**-8)
+
+
+@pytest.mark.parametrize("mask", ["none", pytest.param("bool", marks=pytest.mark.slow)])
+def test_parts_for_types_are_not_mixed_up(mask: str, tmp_path: Path) -> None:
+    """Of rows that threads hold as results are and, from some length on, as they read them."""
+    types = RowTypes("bfloat16", "float32", mask)
+    library = emulated_library(tmp_path, "log_softmax", types.defines(), parts=len(types.kinds) * types.shapes)
+    for length in (24, 31, 1000, 1001, 28_668, 28_680, 28_683):
+        torch.manual_seed(0)
+        x, dy = torch.randn(3, length).bfloat16(), torch.randn(3, length)
+        taking_part = torch.rand(1, 1, 1, length) < 0.7
+        if mask == "none":
+            taking_part[:] = True
+        sizes, strides = (ctypes.c_int64 * 2)(1, 3), (ctypes.c_int64 * 3)(0, 0, 0)
+        library.set_mask(ctypes.c_void_p(taking_part.data_ptr()), sizes, strides, ctypes.c_int64(1), ctypes.c_bool(False))
+        y, dx = torch.empty_like(dy), torch.empty_like(x)
+        for kind, first, second, to in (("forward", x, x, y), ("backward_from_output", dy, y, dx)):
+            data = [ctypes.c_void_p(t.data_ptr()) for t in (first, second, to)]
+            of_rows = [ctypes.c_int64(size) for size in (3, length, 1)]
+            assert library.run(OPERATIONS.index(kind), CODE[to.dtype], *of_rows, ctypes.c_float(1), *data) is None
+        z = x.double().requires_grad_()
+        expected = torch.log_softmax(z.masked_fill(~taking_part[0, 0], -torch.inf), 1)
+        torch.testing.assert_close(y.double(), expected.detach(), rtol=2**-20, atol=2**-20)
+        gradient = torch.autograd.grad(expected, z, dy.double())[0]
+        torch.testing.assert_close(dx.double(), gradient, rtol=2**-6, atol=2**-8)
 
 
 def test_what_a_part_refuses(device: str) -> None:

@@ -5,14 +5,17 @@
 #include <utility>
 
 #include "dtype.h"
+#ifdef JITACT_ROW_INPUT
+#include "rows_call.h"
+#endif
 
 namespace jitact::parts {
 
 // The pieces that can be compiled separately, for each dtype if there are several: forward, backward and, where costly, another
-// kind of backward: with sums, or from the output. For one dtype of rows, a GPU's kernels for several shapes of rows are apart, see
-// shape_of. The loader has the same numbers.
+// kind of backward: with sums, or from the output. For one dtype, or one type of x, of rows, a GPU's kernels for several shapes of
+// rows are apart, see shape_of. The loader has the same numbers.
 #if defined JITACT_ROW_INPUT
-constexpr int kDtypes = 1, kKinds = 2;
+constexpr int kDtypes = 1, kKinds = rows::kHasGradient ? 2 : 1;
 #elif defined JITACT_ROW_ONLY
 constexpr int kDtypes = 1, kKinds = JITACT_ROW_INPUT_KEPT ? 1 : 2;
 #elif defined JITACT_ROWS
@@ -20,7 +23,9 @@ constexpr int kDtypes = 4, kKinds = 3;
 #else
 constexpr int kDtypes = 4, kKinds = loops::kSums > 0 ? 3 : 2;
 #endif
-#if defined JITACT_ROW_ONLY && defined __CUDACC__ && !(JITACT_ROW_ACROSS && JITACT_ROW_INPUT_KEPT)
+#if defined JITACT_ROW_INPUT && defined __CUDACC__
+constexpr int kShapes = 3;
+#elif defined JITACT_ROW_ONLY && defined __CUDACC__ && !(JITACT_ROW_ACROSS && JITACT_ROW_INPUT_KEPT)
 constexpr int kShapes = JITACT_ROW_ACROSS ? 2 : 3;
 #else
 constexpr int kShapes = 1;
@@ -39,7 +44,7 @@ constexpr int part_of(Op op, loops::Dtype dtype, int shape) {
 
 template <typename Call>
 int shape_among(const Call& call) {
-  if constexpr (kShapes > 1) return shape_of(call, bytes_of(call.dtype));
+  if constexpr (kShapes > 1) return shape_of(call);
   else return 0;
 }
 

@@ -9,10 +9,21 @@
 
 namespace jitact::rows {
 
+// Bytes of an element as threads hold it.
+inline int64_t held_bytes(const Call& call) {
+#ifdef JITACT_ROW_INPUT
+  if (call.op != Op::forward) return sizeof(Output);
+  return 16 / (call.length < kLongInput ? Storage<Computed<Op::forward>>::size : Storage<ComputedIfLong>::size);
+#else
+  return bytes_of(call.dtype);
+#endif
+}
+
 // The shapes of rows with kernels of their own. Along the last dimension: those that fill vectors, or end within them, or are
 // staged. Across it: others, or those whose length has code of its own.
 constexpr int kWholeShape = 0, kRaggedShape = 1, kStagedShape = 2, kExactShape = 1;
-inline int shape_of(const Call& call, int64_t size) {  // bytes of an element as it is held
+inline int shape_of(const Call& call) {
+  const int64_t size = held_bytes(call);
   if (call.inner > 1) return log_exact_wide(call, size) > 0 ? kExactShape : 0;
   bool in_order = true;  // whether rows are processed as they lie, which those that are staged have to be
 #ifdef JITACT_ROW_INPUT
@@ -253,7 +264,7 @@ const char* run_cuda(const Call& call, void* stream) {
   const auto start_if = [&]<Op op, typename S>() {
     if constexpr (exists(op)) {
       if (call.op != op) return;
-      const int found = shape_of(call, 16 / Storage<S>::size);
+      const int found = shape_of(call);
       const auto start_shape = [&]<int shape>() {
         if constexpr (kIsHere<op, S, shape>) {
           if (found != shape) return;

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .plan import Plan
-from .source import RowPart
 
 __all__ = ["Parts", "number_of_parts", "write_compiler"]
 
@@ -48,7 +47,7 @@ def number_of_parts(plan: Plan, jobs: int) -> Parts:
     """The numbers of parts for ``jobs`` compilers at once. Few are worth it, as each part parses all headers."""
     rows = plan.source.rows
     pieces = len(rows.kinds) if rows else 4 * _kinds(plan)
-    shapes = rows.shapes if isinstance(rows, RowPart) else 1
+    shapes = rows.shapes if rows else 1
     for_gpus = jobs * 3 // 4 if plan.made_archs else 0
     for_cpu = jobs // (4 if plan.made_archs else 2)
     return Parts(*(max(1, min(most, each)) for most, each in ((pieces, for_cpu), (pieces * shapes, for_gpus))))

@@ -81,6 +81,11 @@ class RowTypes(NamedTuple):
         has_gradient = (self.input != self.output or self.mask == "bool") and self.input in FLOATS
         return ("forward", "backward_from_output") if has_gradient else ("forward",)
 
+    @property
+    def shapes(self) -> int:
+        """The shapes of rows whose kernels for GPUs can be compiled separately, kShapes of parts.cuh."""
+        return 3
+
     def defines(self) -> list[str]:
         """Preprocessor definitions for the loops, as compiler flags."""
         return [f"-DJITACT_ROW_{role.upper()}={ELEMENTS[name]}" for role, name in self._asdict().items()]
