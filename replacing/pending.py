@@ -55,7 +55,8 @@ class Waiting(nn.Module):
         """Sets them there."""
         act = self.__dict__.get("_modules", {}).get("act")
         is_own = act is None or name[0] == "_" or name in vars(self) or hasattr(type(self), name)
-        if is_own or isinstance(value, (nn.Module, Tensor)):
+        is_own = is_own or any([name in vars(self)[kind] for kind in ("_parameters", "_buffers", "_modules")])
+        if is_own or isinstance(value, (nn.Module, nn.Parameter)):
             super().__setattr__(name, value)
         else:
             setattr(act, name, value)

@@ -1062,6 +1062,23 @@ def test_settings_are_the_activations() -> None:
         getattr(Gate(jitact.get("relu")()), "missing")  # noqa: B009
 
 
+def test_settings_that_are_tensors_are_the_activations() -> None:
+    model = Block(nn.LeakyReLU(0.1))
+    model.act.mask = torch.zeros(2)
+    jitact.replace(model)
+    model.act.mask = torch.ones(2)
+    assert isinstance(model.act, Gate) and model.act.act.mask is model.act.mask
+    model.act.negative_slope = torch.tensor(0.5)
+    with pytest.raises(TypeError, match="negative_slope must be a number"):
+        model(torch.randn(3, 6))
+    model.act.register_buffer("number", torch.zeros(()))
+    model.act.number = torch.ones(())
+    assert model.act.state_dict() == {"number": torch.ones(())}
+    del model.act.number
+    assert jitact.restore(model) == 1
+    assert model.act.mask.sum() == 2 and model.act.negative_slope == 0.5
+
+
 class Both(nn.Module):
     """Products of two activations, each the second one once."""
 
