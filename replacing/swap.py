@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ContextDecorator
@@ -217,6 +218,9 @@ def _in_place_of(gate: Waiting) -> Waiting:
     """The fusing module, as the one that :func:`restore` replaces; the activation inside is not."""
     gate._replaced = gate.act._replaced
     del gate.act._replaced
+    for name in [each for each in _hooks(gate) if "state_dict" in each]:  # these get the path, and that of act is another
+        vars(gate)[name], vars(gate.act)[name] = vars(gate.act)[name], vars(gate)[name]
+    _give_itself(gate)
     return gate
 
 
@@ -311,6 +315,14 @@ def _take_over(new: nn.Module, old: nn.Module) -> None:
     vars(new).update({name: vars(old)[name] for name in shared} | _hooks(old))
     new.training = old.training
     share_weights(new, old)
+    _give_itself(new)
+
+
+def _give_itself(module: nn.Module) -> None:
+    """Makes the hooks of ``load_state_dict`` that refer to the module that they are given refer to this one."""
+    for hook in module._load_state_dict_pre_hooks.values():
+        if getattr(hook, "with_module", False):
+            hook.module = weakref.ref(module)
 
 
 def _hooks(module: nn.Module) -> dict[str, Any]:

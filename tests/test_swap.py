@@ -33,6 +33,19 @@ class MyReLU(nn.ReLU):
     """A subclass, whose forward could differ."""
 
 
+class Gated(nn.Module):
+    """A gated block."""
+
+    def __init__(self) -> None:
+        """Makes the layers."""
+        super().__init__()
+        self.gate, self.act = nn.Linear(8, 8), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product."""
+        return self.act(self.gate(x)) * x
+
+
 class Net(nn.Module):
     """A model with every kind of activation and call."""
 
@@ -145,6 +158,25 @@ def test_hooks_and_training_mode_stay() -> None:
     second.remove()
     model(torch.ones(1, 2)).sum().backward()
     assert len(calls) == 3
+
+
+def test_hooks_of_state_get_the_module_and_its_path() -> None:
+    model, seen = nn.ModuleDict({"gated": Gated(), "act": nn.PReLU(), "rows": nn.Softmax(-1)}), []
+    paths = "gated.act", "act", "rows"
+    removed = model.gated.act.register_state_dict_pre_hook(lambda *_: seen.append("removed"))
+    for each in [model.get_submodule(path) for path in paths]:
+        each.register_state_dict_pre_hook(lambda module, prefix, _: seen.append((module, prefix)))
+        each.register_load_state_dict_pre_hook(lambda module, _, prefix, *others: seen.append((module, prefix)))
+    report = jitact.replace(model)
+    assert len(report.replaced) == 3 and not report.unfused
+    removed.remove()
+    copied = copy.deepcopy(model)
+    for change in (len, jitact.restore):
+        for each in (model, copied):
+            assert change(each) == 3
+            seen.clear()
+            each.load_state_dict(each.state_dict())
+            assert seen == [(each.get_submodule(path), f"{path}.") for path in paths] * 2
 
 
 def test_copies_and_pickles_restore() -> None:
