@@ -249,7 +249,8 @@ def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[Act
 def restore(model: nn.Module) -> int:
     """Restores, in place, the modules that :func:`replace` replaced, and returns how many.
 
-    They get the training mode, settings, weights, hooks and other attributes that their replacements have at this time.
+    They get the training mode, settings, weights, hooks and other attributes that their replacements have at this time, but for
+    attributes that begin with an underscore.
 
     Raises:
         TypeError: ``model`` is not a module.
