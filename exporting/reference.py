@@ -16,6 +16,7 @@ from ..definitions.define import Definition
 from ..definitions.expression import DROPOUT, Expression
 from ..modules import GENERATED
 from ..records import Activation
+from .text import default
 
 __all__ = ["reference", "written"]
 
@@ -92,7 +93,7 @@ def _of_expression(expression: Expression, arguments: Sequence[str], helpers: di
     for called in expression.activations:
         names[called.python] = f"{called.name}_"
         numbers = [name for name, _ in called.record.params]
-        taken = [*called.tensors, *(f"{name}={value!r}" for name, value in called.record.params)]
+        taken = [*called.tensors, *(f"{name}={default(value)}" for name, value in called.record.params)]
         tensors = called.record.layout.tensors
         body = reference(called.record, [*tensors, *numbers], helpers)
         helpers.setdefault(f"{called.name}_", f"def {called.name}_({', '.join(taken)}):\n    return {body}")

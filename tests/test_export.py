@@ -301,6 +301,12 @@ def test_expressions_that_drop_alone(expression: str, count: int, swoosh: str) -
     assert 0.15 < dropped.float().mean() < 0.35 and torch.equal(dx == 0, dropped)
 
 
+def test_calls_of_what_has_an_infinite_default(swoosh: str) -> None:
+    jitact.define("below", "x < a ? x : 2 * x", a=math.inf)
+    jitact.define("swoosh", "below(x, 1) * 3")
+    assert load(swoosh, **ONE)["Model"]()(torch.tensor([0.5, 2.0])).tolist() == [1.5, 12.0]
+
+
 def test_operands_that_are_called_as_the_file_calls_its_own(swoosh: str) -> None:
     options = {"sums": jitact.Channel(2.0), "bits": jitact.Channel(0.5)}
     jitact.define("swoosh", "x * y - dx * 2 + sums * y + bits + places", operands=("x", "y", "dx", "places"), **options)
