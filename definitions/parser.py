@@ -516,8 +516,11 @@ class _Parser:
         if not count <= len(arguments) <= count + len(params):
             plural = "argument" if len(arguments) == 1 else "arguments"
             self.fail(f"{name} takes ({activation.arguments}), got {len(arguments)} {plural}", start, end)
-        left = params[len(arguments) - count :]
-        arguments += [self.known(start, end, repr(value), float(value)) for _, value in left]
+        for parameter, value in params[len(arguments) - count :]:
+            if not math.isfinite(value):
+                how = f"give it a number, or a parameter of yours that has {value} as its default"
+                self.fail(f"{parameter} of {name} is {value} by default, which no expression can contain; {how}", start, end)
+            arguments.append(self.known(start, end, repr(value), float(value)))
         tensors, numbers = arguments[:count], arguments[count:]
         for (parameter, _), number in zip(params, numbers, strict=True):
             if number.kind == "tensor":

@@ -163,6 +163,16 @@ def test_calls_with_numbers() -> None:
             jitact.define("calls", source=f"ELEMENTWISE T forward(T x) {{ return {body}; }}")
 
 
+def test_defaults_that_no_expression_can_contain() -> None:
+    jitact.define("below", "x < a ? x : 2 * x", a=INF)
+    message = "calls, forward: a of below is inf by default, which no expression can contain; give it a number, or a parameter"
+    with pytest.raises(ValueError, match=message):
+        jitact.define("calls", "below(x) * 3")
+    calls = jitact.define("calls", "below(x, b) * 3", b=INF)
+    x = torch.tensor([0.5, 2.0])
+    assert torch.equal(calls()(x), 3 * x) and torch.equal(torch.func.vmap(calls())(x), 3 * x)
+
+
 def test_what_is_used_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half, text = (f"ELEMENTWISE T forward(T x) {{ return {body}; }}\n" for body in ("x / 2", "half_::forward(x)"))
     used, other = (KernelSource("half", half.replace("2", by), "<half>") for by in "23")
