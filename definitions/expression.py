@@ -19,6 +19,7 @@ from torch import Tensor
 from ..fusing.drop import dropped
 from ..records import Activation
 from ..records.operands import promoted
+from .choices import CHOICES, compiled
 from .functions import ARITHMETIC, FUNCTIONS
 from .helpers import HELPERS
 from .parser import parse
@@ -84,11 +85,12 @@ class Expression:
         self.variables = self.elements + channels + parameters
         self.helpers = {name: HELPERS[name] for name in HELPERS if name in self.names}
         self.is_arithmetic = not (self.activations or self.random or self.names & FUNCTIONS.keys() - ARITHMETIC)
-        names = {"torch": torch, "math": math, DROPOUT: dropped}
+        names = {"torch": torch, "math": math, DROPOUT: dropped, **CHOICES}
         names |= {helper.__name__: helper for helper in self.helpers.values()}
         names |= {activation.python: activation for activation in self.activations}
         arguments = ", ".join([*self.variables, f"{KEEP}=None"] if self.random else self.variables)
-        self._function = eval(f"lambda {arguments}: {self.python}", names)
+        code = compiled(f"lambda {arguments}: {self.python}", {*self.elements, *channels}, draws=bool(self.random))
+        self._function = eval(code, names)
         self._of_one = len(self.elements) == 1 and not channels
 
     def __call__(self, *values: Tensor | float, keep: Callable[[int, float], Tensor] | None = None) -> Tensor:

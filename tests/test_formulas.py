@@ -315,6 +315,34 @@ def test_transforms() -> None:
         torch.testing.assert_close(transform(jitact.my_swiglu), transform(exact))
 
 
+# Where x is chosen, for y = 1, and the first and second derivatives there.
+CHOSEN = {
+    "x > 0 ? sqrt(x) : y": lambda x: (x > 0, x.pow(-0.5) / 2, x.pow(-1.5) / -4),
+    "max(log(x), y - 1) * 2": lambda x: (x > 1, 2 / x, -2 / x.square()),
+    "min(y, clamp(log(x), 0, 9))": lambda x: ((x > 1) & (x < 2.7), 1 / x, -1 / x.square()),
+    "y > 0 ? (x > 0 ? log(x) : 0) : 1 / x": lambda x: (x > 0, 1 / x, -1 / x.square()),
+}
+
+
+@pytest.mark.parametrize("text", CHOSEN)
+def test_what_is_not_chosen_has_no_derivative(text: str) -> None:
+    """Autograd of torch.where gives NaN where the slope of the other choice is infinite or NaN."""
+    f = jitact.define("chosen_one", text).activation.function
+    x, y = torch.tensor([0.0, 0.5, 1.5, 4.0], dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    where, *derivatives = CHOSEN[text](x)
+    first, second = (torch.where(where, each, 0) for each in derivatives)
+    a = x.clone().requires_grad_()
+    (eager,) = torch.autograd.grad(f(a, y).sum(), a, create_graph=True)
+    (batched,) = torch.autograd.grad(f(a, y), a, torch.eye(4, dtype=torch.float64), is_grads_batched=True)
+    of_x = lambda x: f(x, y)  # noqa: E731
+    compiled = torch.compile(grad(lambda x: of_x(x).sum()), backend="aot_eager", fullgraph=True)(x)
+    forward = jvp(of_x, (x,), (torch.ones_like(x),))[1]
+    for found in (eager, batched.diagonal(), grad(lambda x: of_x(x).sum())(x), compiled, forward):
+        torch.testing.assert_close(found, first)
+    torch.testing.assert_close(torch.autograd.grad(eager.sum(), a)[0], second)
+    torch.testing.assert_close(hessian(lambda x: of_x(x).sum())(x), second.diag())
+
+
 @pytest.mark.parametrize("make", [my_swiglu, dyt, block])
 def test_compiled_and_exported(make: Callable[[], type[ActivationModule]]) -> None:
     cls = make()
