@@ -12,20 +12,23 @@ from torch import Tensor
 from ..records.dtypes import wider
 from ..references import exact_tanhshrink
 
-__all__ = ["HELPERS", "cbrt", "round_half_up"]
+__all__ = ["HELPERS", "cbrt", "clamp", "maximum", "minimum", "round_half_up"]
 
 # Where the arguments of min or max are equal, the gradient goes to the second one, as in the kernel.
 
 
 def minimum(a: Tensor, b: Tensor | float) -> Tensor:
+    """The lesser of two elements; NaN if either is."""
     return torch.where((a < b) | a.isnan(), a, b)
 
 
 def maximum(a: Tensor, b: Tensor | float) -> Tensor:
+    """The greater of two elements; NaN if either is."""
     return torch.where((a > b) | a.isnan(), a, b)
 
 
 def clamp(x: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
+    """Each element between two bounds; at a bound it has the bound's gradient."""
     x = torch.where((x > low) | x.isnan(), x, low)
     return torch.where((x < high) | x.isnan(), x, high)
 
