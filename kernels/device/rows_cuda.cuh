@@ -9,16 +9,6 @@
 
 namespace jitact::rows {
 
-// Bytes of an element as threads hold it.
-inline int64_t held_bytes(const Call& call) {
-#ifdef JITACT_ROW_INPUT
-  if (call.op != Op::forward) return sizeof(Output);
-  return 16 / (call.length < kLongInput ? Storage<Computed<Op::forward>>::size : Storage<ComputedIfLong>::size);
-#else
-  return bytes_of(call.dtype);
-#endif
-}
-
 // The shapes of rows with kernels of their own. Along the last dimension: those that fill vectors, or end within them, or are
 // staged. Across it: others, or those whose length has code of its own.
 constexpr int kWholeShape = 0, kRaggedShape = 1, kStagedShape = 2, kExactShape = 1;

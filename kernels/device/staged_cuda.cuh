@@ -5,8 +5,21 @@
 #pragma once
 
 #include "row_sums_cuda.cuh"
+#ifdef JITACT_ROW_INPUT
+#include "row_types_cuda.cuh"
+#endif
 
 namespace jitact::rows {
+
+// Bytes of an element as threads hold it.
+inline int held_bytes(const Call& call) {
+#ifdef JITACT_ROW_INPUT
+  if (call.op != Op::forward) return sizeof(Output);
+  return 16 / (call.length < kLongInput ? Storage<Computed<Op::forward>>::size : Storage<ComputedIfLong>::size);
+#else
+  return int(bytes_of(call.dtype));
+#endif
+}
 
 constexpr int kPlaneThreads = 256, kShortRowThreads = 128;    // per block
 constexpr int kFewOfPlane = 2, kManyOfPlane = 4;              // vectors of a row in a thread, in each tensor
@@ -77,7 +90,7 @@ struct ShortRows {
   uint32_t begins = 0;  // of whole vectors, for each of 8 threads 4 bits: the one of its part with which it begins
 
   ShortRows() = default;
-  explicit ShortRows(const Call& call) : ShortRows(reads(call.op), size_of(call), int(call.length) * size_of(call)) {
+  explicit ShortRows(const Call& call) : ShortRows(reads(call.op), held_bytes(call), int(call.length) * held_bytes(call)) {
     const int64_t busy = 4 * gpu::device_has(cudaDevAttrMultiProcessorCount), most = call.outer / (kShortRowThreads * busy);
     turns = ::max(1, int(::min(int64_t(turns), most)));
   }
@@ -87,7 +100,7 @@ struct ShortRows {
     const int64_t bytes = call.length * size, vectors = bytes / 16;
     const bool odd = vectors % 2 != 0;
     if (!stages(call.op)) return false;
-    if (!kStagesWhole) return takes_input(call.length, 16 / size_of(call));
+    if (!kStagesWhole) return takes_input(call.length, 16 / held_bytes(call));
     if (bytes % 16 == 0) {
       if (tensors > 1) return vectors <= 10 || (size == 2 && odd && vectors < 16);
       if (odd) return vectors < 32;
@@ -114,14 +127,6 @@ struct ShortRows {
     int64_t full = 128;  // elements that the threads have which would hold a row: nearly full, they are as fast
     while (full < each * vectors_touched(length, each)) full *= 2;
     return length <= kLongestConverted && length * 8 < full * (in_vectors ? 6 : 7);
-  }
-  // Bytes of an element as threads have it.
-  static int size_of(const Call& call) {
-#ifdef JITACT_ROW_INPUT
-    return 16 / kVectorSize<Op::forward>;
-#else
-    return int(bytes_of(call.dtype));
-#endif
   }
   static int log_threads(int words, int vectors) {
     int log_group = 0;
