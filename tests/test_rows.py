@@ -120,8 +120,8 @@ def check(operator: Callable, name: str, x: Tensor, dim: int = -1, scale: float 
 
 # Lengths for one thread, part of a warp, a warp, some warps, a block, and clusters; and a vector more and less.
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 28, 30, 31, 33, 44, 56, 60, 63, 64, 65, 72, 84, 88, 97, 100, 104, 120,
-           127, 128, 129, 136, 152, 168, 184, 192, 197, 255, 257, 300, 385, 512, 577, 770, 1000, 1001, 1025, 1099, 1101, 2048,
-           2055, 4090, 4100, 8192, 8200, 16400, 30001, 60000)  # fmt: skip
+           127, 128, 129, 136, 152, 168, 184, 192, 197, 255, 257, 264, 300, 385, 512, 577, 770, 1000, 1001, 1025, 1032, 1099,
+           1101, 2047, 2048, 2055, 4090, 4100, 5001, 8192, 8200, 16400, 30001, 60000)  # fmt: skip
 
 
 @pytest.mark.parametrize(("operator", "name", "dtype"), EVERYWHERE, indirect=["operator"])
@@ -765,6 +765,8 @@ def test_masks_before_the_kernels(device: str, taken: list) -> None:
         ((torch.ones(2, 1), 0), {"mask": torch.ones(2)}, ValueError, "must broadcast"),
         ((torch.ones(2), 0), {"scale": torch.ones(2)}, TypeError, "softmax: scale must be a number"),
         ((torch.ones(2), 0), {"save": "bit"}, ValueError, "softmax: save must be 'output' or 'input', got 'bit'"),
+        ((torch.ones(2), 0), {"save": torch.ones(3)}, ValueError, "'output' or 'input', got a float32 tensor"),
+        ((torch.ones(2), 0, torch.ones(3)), {}, TypeError, "or None, got a float32 tensor; give mask by name"),
         ((torch.ones(2), 1), {}, IndexError, "Dimension out of range"),
         ((torch.ones(2), 0.0), {}, TypeError, "softmax: dim is an int, got a float"),
         ((torch.ones(2), 0), {"mask": torch.ones(2, device="meta")}, ValueError, "mask must be on the device of x, cpu, got"),

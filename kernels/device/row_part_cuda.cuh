@@ -91,6 +91,8 @@ class PartOfRows {
   static constexpr bool kBranches = !held || ragged || pairs || kStaged || kBeside;
   static constexpr bool kUnscaled = kScaledByWeights<S>, kPrecise = pairs && !kUnscaled;  // of words of two elements
   static constexpr bool kNearlyFull = kBranches && held == kFew && op == Op::forward && !kStaged;  // whether `nearly_full` is used
+  // Whether groups of vectors that all threads have are visited without branches. With a mask or a conversion, registers spill.
+  static constexpr bool kGroups = held && ragged && op == Op::forward && !kStaged && kStagesWhole;
   static constexpr int size = Storage<S>::size, tensors = reads(op), kEach = size / 4;  // the latter: elements of a word
   static constexpr int in_registers = !held ? 0 : kBeside ? 1 : tensors;  // the first ones; others are in shared memory
   static constexpr int vectors = held ? held / in_registers : kChunk / tensors;
@@ -152,24 +154,31 @@ class PartOfRows {
   }
 
   // Calls visit(v, full) for each vector of a chunk that begins before `end`. There are no branches between them if all do, or all
-  // but the last one of `nearly_full`; these are known to be full.
+  // but the last one of `nearly_full`, or between those of a group, in 16 bits but the last one, if no row ends there; these are
+  // known to be full.
   template <typename Visit>
   JITACT_DEVICE void each_of(int c, int end, const Visit& visit) const {
-    const auto all_but_last = [&](int most) {
-      JITACT_UNROLL for (int v = 0; v < most - 1; v++) visit(v, true);
-      if (at(c, most - 1) < end) visit(most - 1, false);
+    const auto all_but_last = [&](int first, int most) {
+      JITACT_UNROLL for (int v = first; v < first + most - 1; v++) visit(v, true);
+      if (at(c, first + most - 1) < end) visit(first + most - 1, false);
     };
     if (kNearlyFull && launch_.nearly_full == vectors && end > 0) {
-      all_but_last(vectors);
+      all_but_last(0, vectors);
     } else if (kNearlyFull && pairs && launch_.nearly_full == vectors / 2 && end > 0) {
-      all_but_last(vectors / 2);
+      all_but_last(0, vectors / 2);
     } else if (!held && at(c, vectors - 1) < end) {
       JITACT_UNROLL for (int v = 0; v < vectors; v++) visit(v, false);
     } else {
-      JITACT_UNROLL for (int first = 0; first < vectors; first += together)
-        if (first == 0 || at(c, first) < end)
+      JITACT_UNROLL for (int first = 0; first < vectors; first += together) {
+        const int full = first + together - (pairs ? 1 : 0);
+        if (kGroups && full * step_ * size <= launch_.length && end > 0) {
+          JITACT_UNROLL for (int v = first; v < full; v++) visit(v, true);
+          if (pairs && at(c, full) < end) visit(full, false);
+        } else if (first == 0 || at(c, first) < end) {
           JITACT_UNROLL for (int v = first; v < vectors && v < first + together; v++)
             if (!kBranches || at(c, v) < end) visit(v, false);
+        }
+      }
     }
   }
 

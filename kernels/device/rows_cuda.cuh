@@ -52,25 +52,44 @@ template <Op op, typename S> constexpr bool holds_beside = op == Op::backward_fr
 template <typename S> constexpr bool holds_beside<Op::backward_from_output, S> = !kHides;  // a bit for each element takes registers
 #endif
 
-// How threads share rows of `vectors` vectors. Small blocks, which do not wait for each other, were fastest in measurements,
-// but large ones for backward; and for the shortest rows, more threads than are needed to hold them: with 4 vectors of 16-bit
-// elements each, and of those with a mask or a conversion where a power of two of vectors would lie in as few banks of the cache.
-template <Op op, typename S>
+// How threads share rows of `vectors` vectors. Small blocks, which do not wait for each other, were fastest in measurements. For
+// backward large ones were, where they have no more threads, and from the input only if a row takes no more than one. For the
+// shortest rows, more threads than hold them: with 4 vectors of 16-bit elements each, and of those with a mask or a conversion
+// where a power of two of vectors would lie in as few banks of the cache.
+template <Op op, typename S, bool ragged>
 Launch shared_by(int64_t vectors) {
-  Launch launch{};
   constexpr int64_t each = kFew / reads(op);
+  const auto share = [&](int held, int64_t most, int log_most) {
+    Launch launch{};
+    const int64_t threads = (vectors + most - 1) / most;
+    launch.held = held, launch.log_group = std::min(log_of(threads), log_most);
+    while (kClusterBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;
+    launch.blocks = int((threads + (1 << launch.log_group) - 1) >> launch.log_group);
+    return launch;
+  };
+  const auto threads_of = [](const Launch& launch) { return launch.blocks << launch.log_group; };
+  // Whether threads have less than `percent` of the vectors that they could have.
+  const auto have_less = [&](const Launch& launch, int64_t most, int percent) {
+    return 100 * vectors < percent * most * threads_of(launch);
+  };
   const bool is_short = kStagesWhole ? sizeof(S) == 2 && vectors <= 32 : vectors <= 8 || (masks(op) > 0 && vectors == 16);
-  const int64_t most = op == Op::forward && is_short ? 4 : each;
-  const int64_t threads = (vectors + most - 1) / most;
-  launch.log_group = std::min(log_of(threads), op == Op::forward ? kLogLeast : kLogThreads);
-  while (kClusterBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;
-  const auto blocks_of = [&](int64_t threads) { return int((threads + (1 << launch.log_group) - 1) >> launch.log_group); };
-  launch.blocks = blocks_of(threads), launch.held = kFew;
-  const int64_t fewer = (vectors + kMany - 1) / kMany;
-  if (holds_many<op, S> && launch.log_group > kLogOfMany && fewer <= kClusterBlocks << kLogLeast) {
-    launch.held = kMany, launch.log_group = kLogLeast, launch.blocks = blocks_of(fewer);
-  } else if (holds_many<op, S> && launch.blocks > kClusterBlocks && fewer <= kClusterBlocks << kLogOfMany) {
-    launch.held = kMany, launch.log_group = kLogOfMany, launch.blocks = kClusterBlocks;  // fewer blocks could not hold all rows
+  Launch launch = share(kFew, op == Op::forward && is_short ? 4 : each, op == Op::forward ? kLogLeast : kLogThreads);
+  if (const Launch small = share(kFew, each, kLogLeast); op != Op::forward)
+    if (10 * threads_of(small) < 9 * threads_of(launch) || (op == Op::backward && launch.blocks > 1)) launch = small;
+  if constexpr (holds_many<op, S>) {
+    const Launch many = share(kMany, kMany, kLogLeast);
+    bool has_few = false;  // whether threads with kFew vectors at most would have too few
+    if constexpr (kStagesWhole && sizeof(S) == 4)
+      has_few = vectors > (ragged ? 256 : 64) && have_less(launch, each, launch.blocks > 1 ? 85 : 62);
+    else if constexpr (kStagesWhole && !ragged)
+      has_few = launch.blocks > 1 && have_less(launch, each, 60);
+    if (launch.log_group > kLogOfMany && many.log_group <= kLogLeast) {
+      launch = many;
+    } else if (launch.blocks > kClusterBlocks && many.log_group <= kLogOfMany) {
+      launch = many, launch.log_group = kLogOfMany, launch.blocks = kClusterBlocks;  // fewer blocks could not hold all rows
+    } else if (has_few && many.blocks == 1 && have_less(many, kMany, 95) && !have_less(many, kMany, 60)) {
+      launch = many;
+    }
   }
   if (launch.blocks > kClusterBlocks) {
     constexpr int64_t chunk = kChunk * kThreads;  // vectors of a block's chunk
@@ -199,7 +218,7 @@ cudaError_t start_short(const Call& call, cudaStream_t stream) {
 
 template <Op op, typename S, bool ragged>
 cudaError_t start_along(const Call& call, cudaStream_t stream) {
-  Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
+  Launch launch = shared_by<op, S, ragged>(vectors_touched(call.length, Storage<S>::size));
   if (launch.held == kFew) return start<op, S, ragged, kFew>(launch, call, stream);
   if constexpr (holds_many<op, S> || holds_beside<op, S>)
     if (launch.held == kMany) return start<op, S, ragged, kMany>(launch, call, stream);

@@ -29,6 +29,7 @@ constexpr int kFewOfRow = 2, kMidOfRow = 9, kManyOfRow = 12;  // as above, the l
 constexpr int kLowOfRow = 7;                                  // only of rows that are converted
 constexpr int kFewOfWhole = 6, kManyOfWhole = 10;             // in all tensors, of rows of whole vectors
 constexpr int kLongestStaged = 600, kLongestStagedInTwo = 384;  // elements, the latter where two tensors are read
+constexpr int kLeastStagedAgain = 1019, kMostStagedAgain = 1152;  // of 16 bits, which would fill little of twice as many threads
 constexpr int kLongestConverted = 704;  // of rows that are converted from 16 bits
 #ifdef JITACT_ROW_INPUT
 constexpr bool kStagesRows = kMasks ? !kConverts && sizeof(Input) <= (kAdds ? 2 : 4) : kWidens, kStagesWhole = false;
@@ -107,7 +108,8 @@ struct ShortRows {
       return size == 2 ? vectors < 24 && vectors % 8 != 0 : vectors < 20;
     }
     const bool empty = size == 4 && call.length > 224 && call.length % 224 < 24;  // much of 8 or 16 threads' parts of 32 words is
-    if (tensors == 1) return call.length <= kLongestStaged && !empty;
+    const bool again = size == 2 && call.length >= kLeastStagedAgain && call.length <= kMostStagedAgain;
+    if (tensors == 1) return (call.length <= kLongestStaged && !empty) || again;
     if (call.length > kLongestStagedInTwo) return false;
     const int words = int(bytes + 3) / 4, log_group = log_threads(words, kManyOfRow / tensors);
     return log_group < (size == 2 ? 3 : 4) || words >= 14 << log_group;  // many threads must have enough to do
@@ -180,7 +182,8 @@ struct ShortRows {
     return part_words * ::max(instructions(size), 8 * most);
   }
 };
-static_assert(std::max(kLongestStaged, kLongestConverted) <= 4 * kManyOfRow * kShortRowThreads / 8);  // enough threads for 8 rows
+// Enough threads for 8 rows.
+static_assert(std::max({kLongestStaged, kLongestConverted, kMostStagedAgain / 2}) <= 4 * kManyOfRow * kShortRowThreads / 8);
 
 // A block's part of the tensors in shared memory. Its first element, `first`, may lie within a vector; it has `there` elements. A
 // block has memory for `vectors` of each tensor, and may read as many words as `beyond` says from behind what it has.
