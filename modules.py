@@ -131,7 +131,7 @@ class ActivationModule(KernelBenchForm, StandingIn):
             if not torch.compiler.is_compiling() and isinstance(x, Tensor):
                 bias = self._bias_alone()
                 if isinstance(bias, Tensor):  # a proxy while torch.fx traces
-                    operands = {"x": x, "bias": bias}
+                    operands = {given_in_calls(record.token)[0]: x, "bias": bias}
                     return run_with_added(record, operands, self._params(), self.inplace, self.save, self.fast_math)
         return self._forward_with_operands(*([] if x is None and named else [x]), *others, **named)
 
@@ -467,14 +467,15 @@ def _function_of_x(record: Activation) -> Callable[..., Tensor]:
     defaults = tuple(default for _, default in record.params)
     arguments = Arguments(record.name, signature_of(record.own_arguments, OPTIONS | record.beside), before="x")
     added, usual = {"bias", "dropout", "residual"} & record.beside.keys(), variant(record, record.own_arguments)
+    (operand,) = given_in_calls(record.token)  # "x", but for definitions such as "sin(t)"
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not kwargs and len(args) <= len(defaults):
             return run(x, record, (*args, *defaults[len(args) :]) if args else defaults, False, None, False)
         if not args and not torch.compiler.is_compiling() and kwargs.keys() <= added:
             if "dropout" in kwargs:
-                return run_around(usual, {"x": x}, defaults, kwargs, False, None, False, False)
-            tensors = {"x": x, **kwargs}
+                return run_around(usual, {operand: x}, defaults, kwargs, False, None, False, False)
+            tensors = {operand: x, **kwargs}
             if all([isinstance(each, Tensor) for each in tensors.values()]):
                 return run_with_added(usual, tensors, defaults, False, None, False)
         options = arguments.bind(args, kwargs)
@@ -482,9 +483,9 @@ def _function_of_x(record: Activation) -> Callable[..., Tensor]:
         chosen, inplace = variant(record, options), options.get("inplace", False)
         fused = _fused_arguments(record, options)
         if _wanted(fused):
-            return run_around(chosen, {"x": x}, params, fused, inplace, options["save"], options["fast_math"], False)
+            return run_around(chosen, {operand: x}, params, fused, inplace, options["save"], options["fast_math"], False)
         if fused:
-            check_fused(record, fused, {"x": x})
+            check_fused(record, fused, {operand: x})
         return run(x, chosen, params, inplace, options["save"], options["fast_math"])
 
     x = Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)

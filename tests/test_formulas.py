@@ -169,6 +169,16 @@ def test_one_tensor_of_another_name_takes_a_gradient() -> None:
     assert torch.equal(torch.autograd.grad(cls()(gate).sum(), gate)[0], 2 * gate)
 
 
+def test_one_tensor_of_another_name_is_fused() -> None:
+    t, bias = torch.randn(3, 8), torch.randn(8)
+    cls = jitact.define("told", "a * gate * gate", a=2.0)
+    expected = 2 * (t + bias) ** 2
+    torch.testing.assert_close(jitact.told(t, bias=bias), expected)
+    torch.testing.assert_close(jitact.told(t, 2.0, bias=bias, residual=t), expected + t)
+    assert jitact.told(t, dropout=1.0).eq(0).all() and jitact.told(t, bias=torch.zeros(3), channel_dim=0).shape == t.shape
+    torch.testing.assert_close(cls(bias=8)(t), 2 * t**2)
+
+
 # Values and gradients.
 
 
