@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .measuring.checks import check_determined, converted, default_device
+from .measuring.checks import check_determined, check_ends, converted, default_device
 from .measuring.limits import GRADIENT_FLOOR
 from .measuring.oracle import exact_function, function_of
 from .measuring.several import by_operand, formula, in_eval, kernel, of_several
@@ -63,11 +63,15 @@ def plot(
     Raises:
         ImportError: matplotlib is not installed.
         KeyError, TypeError: as :func:`jitact.get`.
+        TypeError: ``low`` or ``high`` is no number, or ``error`` no bool.
         ValueError: no activation is given, ``low`` is not less than ``high``, or ``dtype`` is not one of jitact's.
     """
     pyplot = _pyplot()
     if not activations:
         raise ValueError("plot() takes at least one activation, as in plot('gelu', 'silu'); got none")
+    check_ends("plot", low, high)
+    if not isinstance(error, bool):
+        raise TypeError(f"plot: error must be True or False, got {error!r}")
     if not -math.inf < low < high < math.inf:
         raise ValueError(f"plot() takes low < high, both finite; got low={low}, high={high}")
     if dtype not in DTYPES:

@@ -170,9 +170,11 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
 
     Raises:
         KeyError: unknown name.
-        TypeError: the names are neither a string nor several.
+        TypeError: ``folder`` is no path, or the names are neither a string nor several.
         ValueError: a name is one of the library's own; or a definition uses another that has been defined again since.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"save_folder: folder is a path, got {folder!r}")
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, Iterable | None):
         raise TypeError(f"save_folder: names are strings, by default all definitions; got {names!r}")

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from .. import registry
 from ..records import Channel, Row
-from ..records.arguments import OPTIONS
+from ..records.arguments import OPTIONS, shown
 from .functions import FUNCTIONS
 from .helpers import HELPERS
 from .syntax import CONSTANTS, DROPOUT
@@ -108,7 +108,7 @@ def _number(name: str, what: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         channel = "; a tensor that is learned is declared by jitact.Channel()" if hasattr(value, "dtype") else ""
         channel = f"; write jitact.{value.__name__}()" if value in (Channel, Row) else channel
-        raise TypeError(f"{name}: {what} must be a number, got {value!r}{channel}")
+        raise TypeError(f"{name}: {what} must be a number, got {shown(value)}{channel}")
     try:
         return int(value) if isinstance(value, Integral) and float(value) == int(value) else float(value)
     except OverflowError:

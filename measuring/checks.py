@@ -23,7 +23,7 @@ from .sampling import incoming, inputs, kinks
 from .several import fixed_values, in_eval, lines_of_several, named, of_several, surrounded
 from .verdicts import FAR, Check, Line, name_of, worst_of
 
-__all__ = ["DTYPES", "check", "check_determined", "converted", "default_device"]
+__all__ = ["DTYPES", "check", "check_determined", "check_ends", "converted", "default_device"]
 
 
 @torch.inference_mode(False)
@@ -109,6 +109,13 @@ def check(
     return result
 
 
+def check_ends(caller: str, low: float, high: float) -> None:
+    """Raises TypeError if an end of the range that ``caller`` was given is no number."""
+    for name, value in (("low", low), ("high", high)):
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{caller}: {name} must be a number, got {value!r}")
+
+
 def _checked(dtypes: Iterable[torch.dtype], low: float, high: float) -> tuple[torch.dtype, ...]:
     """Validates the arguments, and returns ``dtypes`` as a tuple."""
     choices = ", ".join(map(str, DTYPES))
@@ -120,9 +127,7 @@ def _checked(dtypes: Iterable[torch.dtype], low: float, high: float) -> tuple[to
             raise TypeError(f"check: dtypes may be {choices}, got {dtype!r}")
     if not dtypes:
         raise ValueError(f"check: there are no dtypes to check; choose from {choices}")
-    for name, value in (("low", low), ("high", high)):
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError(f"check: {name} must be a number, got {value!r}")
+    check_ends("check", low, high)
     if not low <= high:
         raise ValueError(f"check: needs low <= high, got low={low}, high={high}")
     for dtype in dtypes:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..configs import check_allocated
-from ..records.arguments import ACCEPTED, DTYPES, as_number, stand_ins, what_it_is
+from ..records.arguments import ACCEPTED, DTYPES, as_number, shown, stand_ins, what_it_is
 from ..records.dtypes import wider
 from ..records.operands import is_cast
 from . import kernels
@@ -163,12 +163,13 @@ def run(
 def _check_options(record: RowActivation, dim: int | None, dtype: torch.dtype | None, save: str) -> None:
     """Raises TypeError or ValueError if an option of a call is invalid."""
     if save not in ("output", "input"):
-        raise ValueError(f"{record.name}: save must be 'output' or 'input', got {save!r}")
+        raise ValueError(f"{record.name}: save must be 'output' or 'input', got {shown(save)}")
     if (dim is None and record.needs_dim) or not (dim is None or isinstance(dim, Integral)) or isinstance(dim, bool):
         raise TypeError(f"{record.name}: dim is an int, got {what_it_is(dim)}")
     if not (dtype is None or dtype in DTYPES):
-        by_name = f"; give {' and '.join(dict(record.params))} by name" if record.params else ""
-        raise TypeError(f"{record.name}: dtype is float32, float64, float16, bfloat16 or None, got {dtype!r}{by_name}")
+        by_name = [*dict(record.params), *(["mask"] if isinstance(dtype, Tensor) else [])]
+        hint = f"; give {' and '.join(by_name)} by name" if by_name else ""
+        raise TypeError(f"{record.name}: dtype is float32, float64, float16, bfloat16 or None, got {shown(dtype)}{hint}")
 
 
 def _check_scaled(name: str, x: Tensor) -> None:

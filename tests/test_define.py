@@ -861,6 +861,8 @@ def test_defaults_of_other_kinds_are_numbers_of_python(tmp_path: Path) -> None:
 def test_folders_and_names_are_checked(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="save_folder: names are strings, by default all definitions; got 3"):
         jitact.save_folder(tmp_path, 3)
+    with pytest.raises(TypeError, match="save_folder: folder is a path, got None"):
+        jitact.save_folder(None)
     with pytest.raises(TypeError, match="load_folder: folder is a path, got None"):
         jitact.load_folder(None)
 

@@ -69,6 +69,14 @@ def test_a_range_that_is_none(options: dict[str, float]) -> None:
         jitact.plot("relu", **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"), [({"low": "a"}, "low must be a number"), ({"error": "yes"}, "error must be True")]
+)
+def test_an_option_of_another_type(options: dict[str, str], message: str) -> None:
+    with pytest.raises(TypeError, match=f"plot: {message}.*, got '"):
+        jitact.plot("relu", **options)
+
+
 def test_a_dtype_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"plot\(\) measures errors in .*torch.bfloat16; got dtype=torch.int32"):
         jitact.plot("relu", error=True, dtype=torch.int32)
