@@ -78,7 +78,7 @@ Launch shared_by(int64_t vectors) {
     if (10 * threads_of(small) < 9 * threads_of(launch) || (op == Op::backward && launch.blocks > 1)) launch = small;
   if constexpr (holds_many<op, S>) {
     const Launch many = share(kMany, kMany, kLogLeast);
-    bool has_few = false;  // whether threads with kFew vectors at most would have too few
+    bool has_few = false;  // whether threads have so few of kFew vectors that a fraction of them with kMany was faster
     if constexpr (kStagesWhole && sizeof(S) == 4)
       has_few = vectors > (ragged ? 256 : 64) && have_less(launch, each, launch.blocks > 1 ? 85 : 62);
     else if constexpr (kStagesWhole && !ragged)
