@@ -131,7 +131,7 @@ class ActivationModule(KernelBenchForm, StandingIn):
             if not torch.compiler.is_compiling() and isinstance(x, Tensor):
                 bias = self._bias_alone()
                 if isinstance(bias, Tensor):  # a proxy while torch.fx traces
-                    operands = {given_in_calls(record.token)[0]: x, "bias": bias}
+                    operands = {record.given_in_calls[0]: x, "bias": bias}
                     return run_with_added(record, operands, self._params(), self.inplace, self.save, self.fast_math)
         return self._forward_with_operands(*([] if x is None and named else [x]), *others, **named)
 

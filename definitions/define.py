@@ -173,8 +173,7 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
         TypeError: ``folder`` is no path, or the names are neither a string nor several.
         ValueError: a name is one of the library's own; or a definition uses another that has been defined again since.
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise TypeError(f"save_folder: folder is a path, got {folder!r}")
+    _check_folder("save_folder", folder)
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, Iterable | None):
         raise TypeError(f"save_folder: names are strings, by default all definitions; got {names!r}")
@@ -215,14 +214,19 @@ def load_folder(folder: str | Path) -> dict[str, type[ActivationModule] | type[R
         TypeError: ``folder`` is no path.
         ValueError: a file is invalid; the message names it and says why.
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise TypeError(f"load_folder: folder is a path, got {folder!r}")
+    _check_folder("load_folder", folder)
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {str(folder)!r}")
     with registry.lock:
         definitions = _read_folder(folder)
         return {definition.name: _register(definition) for definition in definitions}
+
+
+def _check_folder(caller: str, folder: object) -> None:
+    """Raises TypeError if the ``folder`` that ``caller`` was given is no path."""
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"{caller}: folder is a path, got {folder!r}")
 
 
 def _read_folder(folder: Path) -> list[Defined]:

@@ -172,8 +172,8 @@ class PartOfRows {
       JITACT_UNROLL for (int first = 0; first < vectors; first += together) {
         const int full = first + together - (pairs ? 1 : 0);
         if (kGroups && full * step_ * size <= launch_.length && end > 0) {
-          JITACT_UNROLL for (int v = first; v < full; v++) visit(v, true);
-          if (pairs && at(c, full) < end) visit(full, false);
+          if constexpr (pairs) all_but_last(first, together);
+          else JITACT_UNROLL for (int v = first; v < full; v++) visit(v, true);
         } else if (first == 0 || at(c, first) < end) {
           JITACT_UNROLL for (int v = first; v < vectors && v < first + together; v++)
             if (!kBranches || at(c, v) < end) visit(v, false);

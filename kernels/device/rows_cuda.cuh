@@ -69,25 +69,27 @@ Launch shared_by(int64_t vectors) {
   };
   const auto threads_of = [](const Launch& launch) { return launch.blocks << launch.log_group; };
   // Whether threads have less than `percent` of the vectors that they could have.
-  const auto have_less = [&](const Launch& launch, int64_t most, int percent) {
-    return 100 * vectors < percent * most * threads_of(launch);
+  const auto have_less = [&](const Launch& launch, int64_t percent) {
+    return 100 * vectors < percent * (launch.held / reads(op)) * threads_of(launch);
   };
   const bool is_short = kStagesWhole ? sizeof(S) == 2 && vectors <= 32 : vectors <= 8 || (masks(op) > 0 && vectors == 16);
   Launch launch = share(kFew, op == Op::forward && is_short ? 4 : each, op == Op::forward ? kLogLeast : kLogThreads);
-  if (const Launch small = share(kFew, each, kLogLeast); op != Op::forward)
+  if constexpr (op != Op::forward) {
+    const Launch small = share(kFew, each, kLogLeast);
     if (10 * threads_of(small) < 9 * threads_of(launch) || (op == Op::backward && launch.blocks > 1)) launch = small;
+  }
   if constexpr (holds_many<op, S>) {
     const Launch many = share(kMany, kMany, kLogLeast);
     bool has_few = false;  // whether threads have so few of kFew vectors that a fraction of them with kMany was faster
     if constexpr (kStagesWhole && sizeof(S) == 4)
-      has_few = vectors > (ragged ? 256 : 64) && have_less(launch, each, launch.blocks > 1 ? 85 : 62);
+      has_few = vectors > (ragged ? 256 : 64) && have_less(launch, launch.blocks > 1 ? 85 : 62);
     else if constexpr (kStagesWhole && !ragged)
-      has_few = launch.blocks > 1 && have_less(launch, each, 60);
+      has_few = launch.blocks > 1 && have_less(launch, 60);
     if (launch.log_group > kLogOfMany && many.log_group <= kLogLeast) {
       launch = many;
     } else if (launch.blocks > kClusterBlocks && many.log_group <= kLogOfMany) {
       launch = many, launch.log_group = kLogOfMany, launch.blocks = kClusterBlocks;  // fewer blocks could not hold all rows
-    } else if (has_few && many.blocks == 1 && have_less(many, kMany, 95) && !have_less(many, kMany, 60)) {
+    } else if (has_few && many.blocks == 1 && have_less(many, 95) && !have_less(many, 60)) {
       launch = many;
     }
   }

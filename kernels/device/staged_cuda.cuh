@@ -109,7 +109,7 @@ struct ShortRows {
     }
     const bool empty = size == 4 && call.length > 224 && call.length % 224 < 24;  // much of 8 or 16 threads' parts of 32 words is
     const bool again = size == 2 && call.length >= kLeastStagedAgain && call.length <= kMostStagedAgain;
-    if (tensors == 1) return (call.length <= kLongestStaged && !empty) || again;
+    if (tensors == 1) return call.length <= kLongestStaged ? !empty : again;
     if (call.length > kLongestStagedInTwo) return false;
     const int words = int(bytes + 3) / 4, log_group = log_threads(words, kManyOfRow / tensors);
     return log_group < (size == 2 ? 3 : 4) || words >= 14 << log_group;  // many threads must have enough to do
