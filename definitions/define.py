@@ -92,15 +92,15 @@ def define(
         ValueError: the name, a parameter or the kernel file is invalid; the message says why.
         TypeError: an argument has the wrong type.
     """
-    _check_arguments(name, source, saves, reference, formula, backward, backward_from_output)
+    _check_arguments(name, expression, source, saves, reference, formula, backward, backward_from_output)
+    given = declared(name, params)
     if (expression is None) == (source is None):
         raise TypeError(f"define({name!r}, ...) takes an expression or source=, one of the two")
     if source is not None and (backward, backward_from_output) != (None, None):
         raise TypeError(f"define({name!r}, source=...) takes the gradient from the source; leave out backward")
     if source is not None and operands is not None:
         raise TypeError(f"define({name!r}, source=...) takes the operands from the source; leave out operands")
-    given = declared(name, params)
-    fields = {"parameters": (given.params | given.beside) or None, "keeps": saves, "formula": formula}
+    fields = {"parameters": (given.params | given.beside) or None, "keeps": _listed(name, saves), "formula": formula}
     expressions, path = None, f"<{name}>"
     if expression is not None:
         gradients = {"backward": backward, "backward_from_output": backward_from_output}
@@ -304,8 +304,29 @@ def _reserved_names() -> frozenset[str]:
     return frozenset({*vars(package), *package.PUBLIC, *package.HOOKS, *modules})
 
 
+def _listed(name: str, saves: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """What ``saves=`` lists; None if it is not given.
+
+    Raises:
+        ValueError: it lists nothing.
+    """
+    if saves is None:
+        return None
+    listed = tuple(re.findall(r"\w+", saves) if isinstance(saves, str) else saves)
+    if not listed:
+        raise ValueError(f"{name}: saves= lists nothing; leave it out for all that the functions allow")
+    return listed
+
+
 def _check_arguments(
-    name: str, source: object, saves: object, reference: object, formula: object, backward: object, from_output: object
+    name: str,
+    expression: object,
+    source: object,
+    saves: object,
+    reference: object,
+    formula: object,
+    backward: object,
+    from_output: object,
 ) -> None:
     """Checks the types of arguments of :func:`define`: a user may have meant one as a parameter of the activation.
 
@@ -318,6 +339,7 @@ def _check_arguments(
         ("saves", saves, "what backward can keep, such as 'input'", Iterable),
         ("reference", reference, "a function in PyTorch", Callable),
         ("formula", formula, "text", str),
+        ("expression", expression, "text, such as 'x * sigmoid(x)'", str),
         ("backward", backward, "an expression of the gradient", str),
         ("backward_from_output", from_output, "an expression of the gradient", str),
     ):

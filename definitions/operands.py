@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import inspect
 import keyword
 import math
@@ -9,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from numbers import Integral, Real
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .. import registry
 from ..records import Channel, Row
@@ -57,9 +59,21 @@ _arguments: set[str] = set()
 
 
 def reserves_arguments(function: F) -> F:
-    """Decorator of :func:`define`: reserves the names of its arguments, so that no parameter can have one of them."""
-    _arguments.update(inspect.signature(function).parameters.keys() - {"params"})
-    return function
+    """Decorator of :func:`define`: reserves the names of its arguments, so that no parameter can have one of them.
+
+    What is given by position and by name, too, was meant as a parameter: it is a TypeError that says so.
+    """
+    arguments = [argument for argument in inspect.signature(function).parameters if argument != "params"]
+    _arguments.update(arguments)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for argument, _ in zip(arguments, args, strict=False):
+            if argument in kwargs:
+                raise TypeError(f"{args[0]}: a parameter cannot be called {argument!r}: it is an argument of define")
+        return function(*args, **kwargs)
+
+    return checked
 
 
 @cache
@@ -95,8 +109,14 @@ def declared(name: str, given: Mapping[str, object]) -> Declared:
             kind = "channel operand" if param in beside else "parameter"
             raise ValueError(f"{name}: a {kind} cannot be called {param!r}: {why}")
     beside = {key: _channel(name, key, each) if isinstance(each, Channel) else each for key, each in beside.items()}
-    what = "the default of {}"
-    return Declared({k: _number(name, what.format(k), v) for k, v in given.items() if k not in beside}, beside)
+    numbers = {key: value for key, value in given.items() if key not in beside}
+    return Declared({k: _number(name, f"the default of {k}", v, _meant(k)) for k, v in numbers.items()}, beside)
+
+
+def _meant(param: str) -> str:
+    """A hint for an error message: the argument of :func:`define` that a parameter's name is near to; "" if there is none."""
+    near = difflib.get_close_matches(param, _arguments, n=1)
+    return f"; did you mean {near[0]}=?" if near else ""
 
 
 def _no_identifier(name: object) -> str:
@@ -104,11 +124,13 @@ def _no_identifier(name: object) -> str:
     return "" if usable and "__" not in name else "it must be an identifier, such as alpha"
 
 
-def _number(name: str, what: str, value: object) -> float:
+def _number(name: str, what: str, value: object, hint: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        channel = "; a tensor that is learned is declared by jitact.Channel()" if hasattr(value, "dtype") else ""
-        channel = f"; write jitact.{value.__name__}()" if value in (Channel, Row) else channel
-        raise TypeError(f"{name}: {what} must be a number, got {shown(value)}{channel}")
+        if value is Channel or value is Row:
+            hint = f"; write jitact.{value.__name__}()"
+        elif hasattr(value, "dtype"):
+            hint = "; a tensor that is learned is declared by jitact.Channel()"
+        raise TypeError(f"{name}: {what} must be a number, got {shown(value)}{hint}")
     try:
         return int(value) if isinstance(value, Integral) and float(value) == int(value) else float(value)
     except OverflowError:

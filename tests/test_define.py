@@ -875,6 +875,47 @@ def test_what_backward_can_keep_as_one_word() -> None:
         jitact.define("swoosh", "x * sin(x)", saves="outputs")
 
 
+@pytest.mark.parametrize("saves", [[], "", ", ", iter(())])
+def test_saves_that_list_nothing_are_told(saves) -> None:
+    with pytest.raises(ValueError, match="swoosh: saves= lists nothing; leave it out"):
+        jitact.define("swoosh", "x * sin(x)", saves=saves)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"backwards": "dy * cos(x)"}, "backward"),
+        ({"refrence": torch.sin}, "reference"),
+        ({"operand": ["x"]}, "operands"),
+        ({"formular": "sin"}, "formula"),
+    ],
+)
+def test_a_misspelled_argument_is_suggested(given: dict, meant: str) -> None:
+    (misspelled,) = given
+    with pytest.raises(TypeError, match=rf"swoosh: the default of {misspelled} must be .*; did you mean {meant}=\?"):
+        jitact.define("swoosh", "sin(x)", **given)
+    with pytest.raises(TypeError, match=r"swoosh: the default of sorce .*; did you mean source=\?"):
+        jitact.define("swoosh", sorce="ELEMENTWISE T forward(T x) { return x; }")
+    with pytest.raises(TypeError, match=r"swoosh: the default of a must be a number, got '1'$"):
+        jitact.define("swoosh", "a * x", a="1")
+
+
+def test_arrays_are_no_defaults() -> None:
+    with pytest.raises(TypeError, match=r"a must be a number, got array.*declared by jitact\.Channel"):
+        jitact.define("swoosh", "a * x", a=np.ones(3))
+
+
+def test_an_expression_is_text() -> None:
+    with pytest.raises(TypeError, match=r"swoosh: expression= is text, such as 'x \* sigmoid\(x\)', not 3"):
+        jitact.define("swoosh", 3)
+
+
+@pytest.mark.parametrize("param", ["name", "expression"])
+def test_parameters_that_were_given_by_position(param: str) -> None:
+    with pytest.raises(TypeError, match=f"swoosh: a parameter cannot be called '{param}': it is an argument of define"):
+        jitact.define("swoosh", f"{param} * x", **{param: 1.0})
+
+
 def test_unused_parameters() -> None:
     with pytest.raises(ValueError, match="swoosh: b, c given as a parameter, but not used in forward"):
         jitact.define("swoosh", "a * x", a=1.0, b=2.0, c=3.0)
