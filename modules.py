@@ -23,6 +23,7 @@ from .measuring.inputs import KernelBenchForm
 from .records import Activation, given_in_calls, is_plain, library
 from .records.arguments import (
     AROUND,
+    DTYPES,
     OF_MODULES,
     OPTIONS,
     Arguments,
@@ -90,7 +91,9 @@ class ActivationModule(KernelBenchForm, StandingIn):
         options = record.of_constructor.bind(args, kwargs)
         fused = {name: options.pop(name) for name in OF_MODULES if name in options and name not in record.own_arguments}
         factory_kwargs = {name: fused.get(name, options.get(name)) for name in ("device", "dtype")}
+        _check_dtype(record, factory_kwargs["dtype"])
         if record.channels and record.module:
+            _check_own(record, options)
             record.module.__init__(self, **{name: value for name, value in options.items() if name not in OPTIONS})
             options = {name: options[name] for name in OPTIONS}
         else:
@@ -250,6 +253,25 @@ def make_weights(module: nn.Module, record: Activation, options: dict[str, Any],
             module.register_parameter(name, nn.Parameter(values))
         else:
             module.register_buffer(name, values)
+
+
+def _check_dtype(record: Activation, dtype: object) -> None:
+    """Raises TypeError if the ``dtype`` of a module's bias or weights is none that they can have."""
+    if dtype is not None and dtype not in DTYPES:
+        raise TypeError(f"{record.name}: dtype is {', '.join(map(str, DTYPES))} or None, got {shown(dtype)}")
+
+
+def _check_own(record: Activation, options: dict[str, Any]) -> None:
+    """Checks arguments that a module of PyTorch takes, whose errors would not name them.
+
+    Raises:
+        TypeError, ValueError: a number is none, or a size is not a positive int.
+    """
+    for name, default in record.own_arguments.items():
+        if type(default) is float:
+            as_number(record, name, options[name])
+        elif type(default) is int:
+            _size(record, name, options[name])
 
 
 def reset_weights(module: nn.Module, record: Activation) -> None:

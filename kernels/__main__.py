@@ -90,6 +90,8 @@ def _positive(text: str) -> int:
 
 
 def _archs(text: str) -> tuple[Arch, ...]:
+    if not text.strip(";, "):
+        raise argparse.ArgumentTypeError(f"must name a compute capability, such as 9.0, got {text!r}")
     try:
         return parse_archs(text)
     except ValueError as error:

@@ -34,12 +34,14 @@ def kernelbench_input(batch_size: int, dim: int, device: str | torch.device, dty
 
     Raises:
         TypeError: the sizes are no integers, or ``dtype`` is no floating dtype.
-        ValueError: JITACT_BATCH_SIZE or JITACT_DIM is set, and is no positive number.
+        ValueError: a size is negative; or JITACT_BATCH_SIZE or JITACT_DIM is set, and is no positive number.
     """
     if _wrong:
         raise ValueError(_wrong[0])
     if not isinstance(batch_size, int) or not isinstance(dim, int):
         raise TypeError(f"get_inputs: batch_size and dim are integers, got {batch_size!r} and {dim!r}")
+    if batch_size < 0 or dim < 0:
+        raise ValueError(f"get_inputs: batch_size and dim cannot be negative, got {batch_size} and {dim}")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"get_inputs: dtype is a floating torch.dtype, got {dtype!r}")
     amount = batch_size * dim * dtype.itemsize

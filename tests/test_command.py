@@ -83,6 +83,7 @@ def test_a_wrong_part_of_a_name_is_the_same_everywhere(name: str, given: str, ca
         (["check", "relu", "--low", "inf"], "jitact check: there is no float32 from low=inf to high=inf"),
         (["check", "softmax", "--low", "1e5", "--dtype", "fp16"], "jitact check: there is no float16 from low=100000"),
         (["build", "relu", "--arch", "nine"], "jitact build: argument --arch: 'nine' is no compute capability"),
+        (["build", "relu", "--arch", ""], "jitact build: argument --arch: must name a compute capability, such as 9.0, got ''"),
         (["build", "gelu+foo"], "jitact build: 'gelu+foo': 'foo' cannot be fused with an activation"),
         (["clear", "gelu+foo"], "jitact clear: 'gelu+foo': 'foo' cannot be fused with an activation"),
         (["export", "gelu+foo"], "jitact export: 'gelu+foo': 'foo' cannot be fused with an activation"),

@@ -150,6 +150,14 @@ def test_the_registry_is_read_only() -> None:
         (lambda: jitact.get("rrelu")(inplace="no"), "rrelu: inplace must be True or False, got 'no'"),
         (lambda: jitact.get("prelu")(fast_math=None), "prelu: fast_math must be True or False, got None"),
         (lambda: jitact.rrelu(torch.ones(3), True, 2), "rrelu: lower must be a number, got True"),
+        (lambda: jitact.get("gelu")(bias=1, dtype="float"), "gelu: dtype is torch.float32, torch.float64, torch.float16, "),
+        (lambda: jitact.get("gelu")(bias=1, dtype=torch.int32), "torch.bfloat16 or None, got torch.int32"),
+        (lambda: jitact.get("xielu")(dtype="bfloat16"), "xielu: dtype is torch.float32"),
+        (lambda: jitact.get("xielu")("big"), "xielu: alpha_p_init must be a number, got 'big'"),
+        (lambda: jitact.get("prelu")("a"), "PReLU: num_parameters is how many channels there are, a positive number; got 'a'"),
+        (lambda: jitact.get("prelu")(-1), "PReLU: num_parameters is how many channels there are, a positive number; got -1"),
+        (lambda: jitact.get("prelu")(3, "a"), "prelu: init must be a number, got 'a'"),
+        (lambda: jitact.get("relu").get_inputs(-1, 3), "get_inputs: batch_size and dim cannot be negative, got -1 and 3"),
     ],
 )
 def test_bad_options_are_named(call: object, message: str) -> None:
