@@ -21,6 +21,7 @@ __all__ = [
     "Arguments",
     "as_index",
     "as_number",
+    "as_tensor_hint",
     "by_name_hint",
     "check_switch",
     "check_tensor",
@@ -39,6 +40,7 @@ OPTIONS = {"save": None, "fast_math": False}  # every constructor takes these in
 AROUND = {"bias": None, "dropout": 0.0, "residual": None, "channel_dim": -1, "seed": None}  # functions take these too
 GATED = ("layout", "gate", "rounding")  # gated activations take these in place of AROUND; defaults differ by activation
 OF_MODULES = {name: AROUND[name] for name in ("bias", "dropout", "channel_dim")} | {"device": None, "dtype": None}
+ELSEWHERE = {"axis": "dim", "p": "dropout"}  # names of arguments in NumPy and in torch.nn
 
 
 class Described(Protocol):
@@ -77,11 +79,15 @@ class Arguments:
             return self.signature.bind(*args, **kwargs).arguments
         except TypeError as error:  # its message says which argument is wrong
             unknown = next((name for name in kwargs if name not in self.defaults), "")
-            traced = torch.compiler.is_compiling()  # which fails in difflib
-            near = [] if traced else difflib.get_close_matches(unknown, self.defaults, n=1)
-            hint = f"; did you mean {near[0]}=?" if near else ""
+            hint = "" if torch.compiler.is_compiling() else _meant(unknown, self.defaults)  # compiling fails in difflib
             taken = ", ".join(filter(None, [self.before, str(self.signature)[1:]]))
             raise TypeError(f"{self.called}({taken}: {error}{hint}") from None
+
+
+def _meant(unknown: str, known: dict[str, Any]) -> str:
+    """A hint for an error message: the argument that an unknown name stands for or is near to; "" if there is none."""
+    near = [ELSEWHERE[unknown]] if ELSEWHERE.get(unknown) in known else difflib.get_close_matches(unknown, known, n=1)
+    return f"; did you mean {near[0]}=?" if near else ""
 
 
 def signature_of(positional: dict[str, Any], options: dict[str, Any]) -> inspect.Signature:
@@ -167,6 +173,11 @@ def _remedy(activation: Described, x: object) -> str:
         return "; convert it, as with .float()" if converts else ""
     if isinstance(x, Real) and activation.gating:
         return f"; give numbers by name, as {activation.params[0][0] if activation.params else 'dim'}="
+    return as_tensor_hint(x)
+
+
+def as_tensor_hint(x: object) -> str:
+    """A hint for an error message about something that is no tensor: how to make one of it; "" if that is not known."""
     return "; convert it with torch.as_tensor" if isinstance(x, Real | list | tuple) or hasattr(x, "__array__") else ""
 
 

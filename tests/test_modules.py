@@ -136,6 +136,8 @@ def test_the_registry_is_read_only() -> None:
         (lambda: jitact.get("hardtanh")(2.0, 1.0), "hardtanh: needs min_val <= max_val"),
         (lambda: jitact.get("gelu")(save="bit"), "gelu: save='bit' is not possible; choose from 'input'"),
         (lambda: jitact.get("selu")(inplce=True), "unexpected keyword argument 'inplce'; did you mean inplace=?"),
+        (lambda: jitact.swiglu(torch.ones(2), axis=0), "unexpected keyword argument 'axis'; did you mean dim=?"),
+        (lambda: jitact.gelu(torch.ones(2), p=0.1), "unexpected keyword argument 'p'; did you mean dropout=?"),
         (lambda: jitact.relu(torch.ones(3).int()), "got an int32 tensor; convert it, as with .float()"),
         (lambda: jitact.relu([1.0]), "got a list; convert it with torch.as_tensor"),
         (lambda: jitact.softplus(torch.ones(3), beta=0.0), "softplus: needs beta > 0"),
