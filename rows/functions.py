@@ -37,6 +37,8 @@ __all__ = ["by_kernel", "log_softmax", "run", "shaped", "softmax", "softmin"]
 HALF = torch.finfo(torch.float16).max
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 F = TypeVar("F", bound=Callable)
+_SIGNATURE = signature_of({"x": Parameter.empty, "dim": None, "dtype": None}, {"scale": 1.0, "mask": None, "save": "output"})
+ARGUMENTS = {name: Arguments(name, _SIGNATURE) for name in TABLE}
 
 
 def _without_unknown(function: F) -> F:
@@ -49,8 +51,7 @@ def _without_unknown(function: F) -> F:
 
 def _refuse(name: str, unknown: dict[str, Any]) -> None:
     """Raises TypeError for arguments that softmax and its relatives do not have."""
-    options = {"scale": 1.0, "mask": None, "save": "output"}
-    Arguments(name, signature_of({"x": Parameter.empty, "dim": None, "dtype": None}, options)).bind((None,), unknown)
+    ARGUMENTS[name].bind((None,), unknown)
 
 
 @_without_unknown
