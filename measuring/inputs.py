@@ -38,7 +38,7 @@ def kernelbench_input(batch_size: int, dim: int, device: str | torch.device, dty
     """
     if _wrong:
         raise ValueError(_wrong[0])
-    if not isinstance(batch_size, int) or not isinstance(dim, int):
+    if any([not isinstance(size, int) or isinstance(size, bool) for size in (batch_size, dim)]):
         raise TypeError(f"get_inputs: batch_size and dim are integers, got {batch_size!r} and {dim!r}")
     if batch_size < 0 or dim < 0:
         raise ValueError(f"get_inputs: batch_size and dim cannot be negative, got {batch_size} and {dim}")

@@ -78,10 +78,12 @@ class Arguments:
         try:
             return self.signature.bind(*args, **kwargs).arguments
         except TypeError as error:  # its message says which argument is wrong
-            unknown = next((name for name in kwargs if name not in self.defaults), "")
-            hint = "" if torch.compiler.is_compiling() else _meant(unknown, self.defaults)  # compiling fails in difflib
+            why, unknown = str(error), next((name for name in kwargs if name not in self.defaults), "")
+            if unknown:  # Python's names what is missing first, also where that is misspelled
+                hint = "" if torch.compiler.is_compiling() else _meant(unknown, self.defaults)  # compiling fails in difflib
+                why = f"got an unexpected keyword argument {unknown!r}{hint}"
             taken = ", ".join(filter(None, [self.before, str(self.signature)[1:]]))
-            raise TypeError(f"{self.called}({taken}: {error}{hint}") from None
+            raise TypeError(f"{self.called}({taken}: {why}") from None
 
 
 def _meant(unknown: str, known: dict[str, Any]) -> str:

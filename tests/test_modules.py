@@ -159,6 +159,8 @@ def test_the_registry_is_read_only() -> None:
         (lambda: jitact.get("prelu")("a"), "PReLU: num_parameters is how many channels there are, a positive number; got 'a'"),
         (lambda: jitact.get("prelu")(-1), "PReLU: num_parameters is how many channels there are, a positive number; got -1"),
         (lambda: jitact.get("prelu")(3, "a"), "prelu: init must be a number, got 'a'"),
+        (lambda: jitact.get("relu").get_inputs(True, 3), "get_inputs: batch_size and dim are integers, got True and 3"),
+        (lambda: jitact.prelu(torch.ones(2), weigth=1), "unexpected keyword argument 'weigth'; did you mean weight=?"),
         (lambda: jitact.get("relu").get_inputs(-1, 3), "get_inputs: batch_size and dim cannot be negative, got -1 and 3"),
     ],
 )
