@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import keyword
 import math
@@ -11,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from .. import registry
 from ..records import Channel, Row
@@ -59,21 +58,9 @@ _arguments: set[str] = set()
 
 
 def reserves_arguments(function: F) -> F:
-    """Decorator of :func:`define`: reserves the names of its arguments, so that no parameter can have one of them.
-
-    What is given by position and by name, too, was meant as a parameter: it is a TypeError that says so.
-    """
-    arguments = [argument for argument in inspect.signature(function).parameters if argument != "params"]
-    _arguments.update(arguments)
-
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        for argument, _ in zip(arguments, args, strict=False):
-            if argument in kwargs:
-                raise TypeError(f"{args[0]}: a parameter cannot be called {argument!r}: it is an argument of define")
-        return function(*args, **kwargs)
-
-    return checked
+    """Decorator of :func:`define`: reserves the names of its arguments, so that no parameter can have one of them."""
+    _arguments.update(inspect.signature(function).parameters.keys() - {"params"})
+    return function
 
 
 @cache

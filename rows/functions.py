@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
-from inspect import Parameter
 from numbers import Integral
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..configs import check_allocated
-from ..records.arguments import (
-    ACCEPTED,
-    DTYPES,
-    Arguments,
-    as_number,
-    as_tensor_hint,
-    shown,
-    signature_of,
-    stand_ins,
-    what_it_is,
-)
+from ..records.arguments import ACCEPTED, DTYPES, as_number, as_tensor_hint, shown, stand_ins, what_it_is
 from ..records.dtypes import wider
 from ..records.operands import is_cast
 from . import kernels
@@ -36,25 +24,8 @@ __all__ = ["by_kernel", "log_softmax", "run", "shaped", "softmax", "softmin"]
 
 HALF = torch.finfo(torch.float16).max
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-F = TypeVar("F", bound=Callable)
-_SIGNATURE = signature_of({"x": Parameter.empty, "dim": None, "dtype": None}, {"scale": 1.0, "mask": None, "save": "output"})
-ARGUMENTS = {name: Arguments(name, _SIGNATURE) for name in TABLE}
 
 
-def _without_unknown(function: F) -> F:
-    """Leaves ``**unknown``, which takes wrong names of arguments for an error message of our own, out of the signature."""
-    signature = inspect.signature(function)
-    *known, _ = signature.parameters.values()
-    function.__signature__ = signature.replace(parameters=known)
-    return function
-
-
-def _refuse(name: str, unknown: dict[str, Any]) -> None:
-    """Raises TypeError for arguments that softmax and its relatives do not have."""
-    ARGUMENTS[name].bind((None,), unknown)
-
-
-@_without_unknown
 def softmax(
     x: Tensor,
     dim: int | None = None,
@@ -63,7 +34,6 @@ def softmax(
     scale: float = 1.0,
     mask: Tensor | None = None,
     save: Literal["output", "input"] = "output",
-    **unknown: NoReturn,
 ) -> Tensor:
     """softmax(t) = exp(t) / sum of exp(t) along ``dim``, where t = scale x + mask.
 
@@ -86,12 +56,9 @@ def softmax(
         TypeError, ValueError: x or mask is not a tensor, scale is not a number, mask does not fit, or save is neither.
         IndexError, RuntimeError: as PyTorch's, for an invalid dimension or dtype.
     """
-    if unknown:
-        _refuse("softmax", unknown)
     return run(TABLE["softmax"], softmax, x, dim, dtype, scale, mask, save)
 
 
-@_without_unknown
 def log_softmax(
     x: Tensor,
     dim: int | None = None,
@@ -100,15 +67,11 @@ def log_softmax(
     scale: float = 1.0,
     mask: Tensor | None = None,
     save: Literal["output", "input"] = "output",
-    **unknown: NoReturn,
 ) -> Tensor:
     """log_softmax(t) = t - log(sum of exp(t)) along ``dim``, where t = scale x + mask. Otherwise as :func:`softmax`."""
-    if unknown:
-        _refuse("log_softmax", unknown)
     return run(TABLE["log_softmax"], log_softmax, x, dim, dtype, scale, mask, save)
 
 
-@_without_unknown
 def softmin(
     x: Tensor,
     dim: int | None = None,
@@ -117,11 +80,8 @@ def softmin(
     scale: float = 1.0,
     mask: Tensor | None = None,
     save: Literal["output", "input"] = "output",
-    **unknown: NoReturn,
 ) -> Tensor:
     """softmin(x) = softmax(t) along ``dim``, where t = mask - scale x. Otherwise as :func:`softmax`."""
-    if unknown:
-        _refuse("softmin", unknown)
     return run(TABLE["softmin"], softmin, x, dim, dtype, scale, mask, save)
 
 

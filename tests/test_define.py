@@ -910,12 +910,6 @@ def test_an_expression_is_text() -> None:
         jitact.define("swoosh", 3)
 
 
-@pytest.mark.parametrize("param", ["name", "expression"])
-def test_parameters_that_were_given_by_position(param: str) -> None:
-    with pytest.raises(TypeError, match=f"swoosh: a parameter cannot be called '{param}': it is an argument of define"):
-        jitact.define("swoosh", f"{param} * x", **{param: 1.0})
-
-
 def test_unused_parameters() -> None:
     with pytest.raises(ValueError, match="swoosh: b, c given as a parameter, but not used in forward"):
         jitact.define("swoosh", "a * x", a=1.0, b=2.0, c=3.0)
