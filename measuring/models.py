@@ -17,9 +17,10 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -265,23 +266,38 @@ def compile_ahead(compile_one: Callable[[Task], str | None], tasks: list[Task], 
     Args:
         compile_one: compiles for a task, in another process. Returns what went wrong, which the measurement will report too.
         tasks: must be picklable.
-        jobs: the number of processes.
+        jobs: the number of processes. If one of them is killed, the measuring process compiles what is left.
     """
     before = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS")
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"  # per process
+    spawned = multiprocessing.get_context("spawn")
     try:
-        with multiprocessing.get_context("spawn").Pool(jobs, signal.signal, (signal.SIGINT, _leave_to_the_pool)) as pool:
-            made = pool.imap_unordered(partial(_alone, compile_one), tasks)
-            for trouble in filter(None, progress(made, len(tasks))):
+        with ProcessPoolExecutor(jobs, spawned, signal.signal, (signal.SIGINT, _leave_to_the_pool)) as pool, _all_or_none(pool):
+            made = as_completed([pool.submit(_alone, compile_one, task) for task in tasks])
+            for trouble in filter(None, (future.result() for future in progress(made, len(tasks)))):
                 say(trouble)
+    except BrokenProcessPool:
+        say("a process that compiles was killed, perhaps for want of memory; the rest is compiled one by one")
     finally:
         os.environ.pop("TORCHINDUCTOR_COMPILE_THREADS")
         if before is not None:
             os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = before
 
 
+@contextmanager
+def _all_or_none(pool: ProcessPoolExecutor) -> Iterator[None]:
+    """Ends the processes if this one is interrupted: the pool would wait until they have compiled the rest."""
+    try:
+        yield
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+        raise
+
+
 def _leave_to_the_pool(*_: object) -> None:
-    """Ctrl-C in a terminal reaches these processes, too, which would print where they were. The pool ends them."""
+    """Ctrl-C in a terminal reaches these processes, too, which would print where they were. The measuring one ends them."""
 
 
 def _alone(compile_one: Callable[[Task], str | None], task: Task) -> str | None:

@@ -227,25 +227,53 @@ def test_blocks_of_models_can_be_ended_while_they_are_compiled_ahead(monkeypatch
 
 
 AHEAD = """
-import signal
+import os, signal, sys, time
 from jitact.measuring.models import compile_ahead
 
 def interrupted(task):
     signal.raise_signal(signal.SIGINT)
     return f"goes on with {task}"
 
+def killed(task):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def endless(task):
+    print("compiles", flush=True)
+    time.sleep(1000)
+
 if __name__ == "__main__":
-    compile_ahead(interrupted, ["relu"], 1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    compile_ahead(globals()[sys.argv[1]], ["relu", "mish"], 1)
 """
 
 
-@pytest.mark.slow  # two processes import torch anew
-def test_interrupted_processes_that_compile_ahead_leave_it_to_the_measuring_one(tmp_path: Path) -> None:
-    """A terminal interrupts all of them: tracebacks of each would cover what was measured."""
+def _ahead(tmp_path: Path, kind: str) -> subprocess.Popen:
     (tmp_path / "ahead.py").write_text(AHEAD)
-    command = [sys.executable, "-P", str(tmp_path / "ahead.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "goes on with relu\n", "")
+    command = [sys.executable, "-P", str(tmp_path / "ahead.py"), kind]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow  # two processes import torch anew
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("interrupted", "goes on with relu\ngoes on with mish\n"),  # tracebacks of each would cover what was measured
+        ("killed", "a process that compiles was killed, perhaps for want of memory; the rest is compiled one by one\n"),
+    ],
+)
+def test_processes_that_compile_ahead_leave_it_to_the_measuring_one(kind: str, said: str, tmp_path: Path) -> None:
+    """A terminal interrupts all of them; and what is killed must not be waited for."""
+    with _ahead(tmp_path, kind) as process:
+        assert process.communicate(timeout=100) == (said, "") and process.returncode == 0
+
+
+@pytest.mark.slow
+def test_processes_that_compile_ahead_end_with_the_measuring_one(tmp_path: Path) -> None:
+    with _ahead(tmp_path, "endless") as process:
+        assert process.stdout.readline() == "compiles\n"
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=100)  # which ends when no process has the pipe
+    assert (said, errors.splitlines()[-1]) == ("", "KeyboardInterrupt")
 
 
 @pytest.fixture
