@@ -582,6 +582,12 @@ def test_any_activation_at_the_gate(name: str, device: str) -> None:
     assert found.stdout.decode().strip() == cls.__name__
 
 
+def test_the_class_of_any_gate_is_found_in_another_process() -> None:
+    code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).__name__)"
+    given = pickle.dumps(jitact.gated("mish"))
+    assert subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=True).stdout == b"GatedMish\n"
+
+
 ALONE = [cls for cls in jitact.REGISTRY.values() if len(cls.activation.layout.tensors) == 1]
 
 
