@@ -40,6 +40,7 @@ def torch_classes() -> dict[type[nn.Module], str]:
     return {record.module: record.name for record in records if record.module is not None}
 
 
+@cache
 def torch_functions() -> dict[Callable, tuple[str, bool]]:
     """PyTorch's activation functions, with the name of jitact's, and whether the function works in place."""
     found: dict[Callable, tuple[str, bool]] = {torch.special.expit: ("sigmoid", False), F.threshold: ("threshold", False)}
