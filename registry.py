@@ -33,6 +33,7 @@ from .modules import (
     variant,
 )
 from .records import Activation
+from .records.arguments import what_it_is
 
 if TYPE_CHECKING:
     from .rows.modules import RowModule
@@ -262,7 +263,9 @@ def given(value: object) -> str:
         return f"the class {value.__qualname__}"
     if callable(value) and hasattr(value, "__name__"):
         return f"the function {value.__name__}"
-    return "None" if value is None else f"{value!r:.60}, of type {type(value).__name__}"
+    if value is None or isinstance(value, Tensor):
+        return what_it_is(value)
+    return f"{value!r:.60}, of type {type(value).__name__}"
 
 
 def module_of(activation: Named) -> ActivationModule:

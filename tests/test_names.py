@@ -89,7 +89,7 @@ WRONG = [
     (b"gelu", TypeError, "of type bytes"),
     (int, TypeError, "got the class int"),
     (torch.float32, TypeError, "got torch.float32, of type dtype"),
-    (torch.ones(2), TypeError, "of type Tensor"),
+    (torch.ones(2), TypeError, "got a float32 tensor"),
     (torch.exp, KeyError, "no activation for the function exp: expected a name"),
     (lambda x: x, KeyError, "the function <lambda>"),
     (functools.partial(F.gelu, approximate="tanh"), KeyError, "of type partial"),

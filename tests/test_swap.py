@@ -213,6 +213,7 @@ def test_left_alone() -> None:
         (nn.Sequential, "the class Sequential"),
         (lambda x: x, "the function <lambda>"),
         ("model", "'model', of type str"),
+        (torch.ones(3), "a float32 tensor"),
     ],
 )
 @pytest.mark.parametrize("call", [jitact.replace, jitact.restore])
