@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import gc
 import multiprocessing
-import os
 import signal
 import statistics
 import time
@@ -26,6 +25,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from jitact.kernels.loader.compile import variables
+from jitact.kernels.loader.prebuild import all_or_none
 from jitact.replacing.swap import replace
 
 from .commandline import CLOSED, dtype_name, first_line, keeping, progress, say
@@ -268,32 +269,15 @@ def compile_ahead(compile_one: Callable[[Task], str | None], tasks: list[Task], 
         tasks: must be picklable.
         jobs: the number of processes. If one of them is killed, the measuring process compiles what is left.
     """
-    before = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS")
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"  # per process
-    spawned = multiprocessing.get_context("spawn")
+    spawned, few = multiprocessing.get_context("spawn"), {"TORCHINDUCTOR_COMPILE_THREADS": "2"}  # of each process
+    pool = ProcessPoolExecutor(jobs, spawned, signal.signal, (signal.SIGINT, _leave_to_the_pool))
     try:
-        with ProcessPoolExecutor(jobs, spawned, signal.signal, (signal.SIGINT, _leave_to_the_pool)) as pool, _all_or_none(pool):
+        with variables(few), pool, all_or_none():
             made = as_completed([pool.submit(_alone, compile_one, task) for task in tasks])
             for trouble in filter(None, (future.result() for future in progress(made, len(tasks)))):
                 say(trouble)
     except BrokenProcessPool:
         say("a process that compiles was killed, perhaps for want of memory; the rest is compiled one by one")
-    finally:
-        os.environ.pop("TORCHINDUCTOR_COMPILE_THREADS")
-        if before is not None:
-            os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = before
-
-
-@contextmanager
-def _all_or_none(pool: ProcessPoolExecutor) -> Iterator[None]:
-    """Ends the processes if this one is interrupted: the pool would wait until they have compiled the rest."""
-    try:
-        yield
-    except BaseException:
-        for process in multiprocessing.active_children():
-            process.terminate()
-        pool.shutdown(cancel_futures=True)
-        raise
 
 
 def _leave_to_the_pool(*_: object) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from . import build
@@ -21,7 +21,7 @@ from .errors import BuildError, ToolchainError
 from .log import logger
 from .plan import Plan
 
-__all__ = ["prebuild"]
+__all__ = ["all_or_none", "prebuild"]
 
 ENDS = signal.SIGINT, signal.SIGTERM  # the pool sends SIGTERM to its other workers when one has died
 
@@ -63,7 +63,7 @@ def _build_all(plans: list[Plan], jobs_at_once: int, done: int, total: int) -> i
     of_each = variables({"JITACT_JOBS": str(max(1, jobs_at_once // workers))})  # compilers per worker
     context = multiprocessing.get_context("fork")
     failed = 0
-    with of_each, ProcessPoolExecutor(workers, mp_context=context, initializer=_become_worker) as pool, _all_or_none():
+    with of_each, ProcessPoolExecutor(workers, mp_context=context, initializer=_become_worker) as pool, all_or_none():
         running = {pool.submit(_build_one, plan): plan for plan in plans}
         _show(done, total, plans[:workers])
         for future in as_completed(running):
@@ -85,14 +85,13 @@ def _build_all(plans: list[Plan], jobs_at_once: int, done: int, total: int) -> i
 
 
 @contextmanager
-def _all_or_none() -> Iterator[None]:
-    """Interrupts the workers too on Ctrl-C: the pool would wait until they have built the rest."""
+def all_or_none() -> Iterator[None]:
+    """Ends the worker processes where an exception leaves the block, as by Ctrl-C: a pool would wait until all is done."""
     try:
         yield
-    except KeyboardInterrupt:
+    except BaseException:
         for worker in multiprocessing.active_children():
-            with suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGINT)  # harmless for workers that a terminal has interrupted already
+            worker.terminate()  # harmless for workers that a terminal has interrupted already
         raise
 
 
