@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import keyword
 import math
@@ -14,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from .. import registry
 from ..records import Channel, Row
-from ..records.arguments import OPTIONS, shown
+from ..records.arguments import OPTIONS, meant_hint, shown
 from .functions import FUNCTIONS
 from .helpers import HELPERS
 from .syntax import CONSTANTS, DROPOUT
@@ -97,13 +96,7 @@ def declared(name: str, given: Mapping[str, object]) -> Declared:
             raise ValueError(f"{name}: a {kind} cannot be called {param!r}: {why}")
     beside = {key: _channel(name, key, each) if isinstance(each, Channel) else each for key, each in beside.items()}
     numbers = {key: value for key, value in given.items() if key not in beside}
-    return Declared({k: _number(name, f"the default of {k}", v, _meant(k)) for k, v in numbers.items()}, beside)
-
-
-def _meant(param: str) -> str:
-    """A hint for an error message: the argument of :func:`define` that a parameter's name is near to; "" if there is none."""
-    near = difflib.get_close_matches(param, _arguments, n=1)
-    return f"; did you mean {near[0]}=?" if near else ""
+    return Declared({k: _number(name, f"the default of {k}", v, meant_hint(k, _arguments)) for k, v in numbers.items()}, beside)
 
 
 def _no_identifier(name: object) -> str:

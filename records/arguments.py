@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Collection
 from inspect import Parameter
 from numbers import Integral, Real
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ __all__ = [
     "check_tensor",
     "is_sharded",
     "is_stand_in",
+    "meant_hint",
     "shown",
     "signature_of",
     "stand_ins",
@@ -80,13 +82,13 @@ class Arguments:
         except TypeError as error:  # its message says which argument is wrong
             why, unknown = str(error), next((name for name in kwargs if name not in self.defaults), "")
             if unknown:  # Python's names what is missing first, also where that is misspelled
-                hint = "" if torch.compiler.is_compiling() else _meant(unknown, self.defaults)  # compiling fails in difflib
+                hint = "" if torch.compiler.is_compiling() else meant_hint(unknown, self.defaults)  # compiling fails in difflib
                 why = f"got an unexpected keyword argument {unknown!r}{hint}"
             taken = ", ".join(filter(None, [self.before, str(self.signature)[1:]]))
             raise TypeError(f"{self.called}({taken}: {why}") from None
 
 
-def _meant(unknown: str, known: dict[str, Any]) -> str:
+def meant_hint(unknown: str, known: Collection[str]) -> str:
     """A hint for an error message: the argument that an unknown name stands for or is near to; "" if there is none."""
     near = [ELSEWHERE[unknown]] if ELSEWHERE.get(unknown) in known else difflib.get_close_matches(unknown, known, n=1)
     return f"; did you mean {near[0]}=?" if near else ""
