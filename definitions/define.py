@@ -312,7 +312,7 @@ def _listed(name: str, saves: str | Iterable[str] | None) -> tuple[str, ...] | N
     """
     if saves is None:
         return None
-    listed = tuple(re.findall(r"\w+", saves) if isinstance(saves, str) else saves)
+    listed = kernel_file.listed(saves)
     if not listed:
         raise ValueError(f"{name}: saves= lists nothing; leave it out for all that the functions allow")
     return listed

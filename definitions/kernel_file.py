@@ -30,6 +30,7 @@ __all__ = [
     "in_order_of_use",
     "is_of_rows",
     "librarys_defaults",
+    "listed",
     "parameter_names",
     "quoted",
     "read_file",
@@ -229,14 +230,19 @@ def parameter_names(there: Signature, declared: Collection[str]) -> tuple[str, .
     return bare if set(bare) <= set(declared) else some
 
 
-def read_saves(functions: dict[str, Function], wanted: Iterable[str]) -> tuple[str, ...]:
+def listed(saves: str | Iterable[str]) -> tuple[str, ...]:
+    """What a list of what backward can keep has, given as text or one by one."""
+    return tuple(re.findall(r"\w+", saves) if isinstance(saves, str) else saves)
+
+
+def read_saves(functions: dict[str, Function], wanted: str | Iterable[str]) -> tuple[str, ...]:
     """What can be kept for backward, the default first: ``wanted`` and "input", or by default all that the functions allow.
 
     Raises:
         ValueError: the functions do not allow what is wanted.
     """
     possible = possible_saves(functions)
-    wanted = tuple(re.findall(r"\w+", wanted) if isinstance(wanted, str) else wanted)
+    wanted = listed(wanted)
     for save in wanted:
         if save not in possible:
             raise ValueError(f"backward cannot keep {save!r} with the functions that there are, only {', '.join(possible)}")

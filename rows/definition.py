@@ -185,7 +185,7 @@ def rows_with_header(definition: RowDefinition) -> str:
 
 
 def _saves(name: str, wanted: Any) -> tuple[str, ...]:
-    wanted = re.findall(r"\w+", wanted) if isinstance(wanted, str) else list(wanted)
+    wanted = kernel_file.listed(wanted)
     for save in wanted:
         if save not in ("output", "input"):
             raise ValueError(f"{name}: backward cannot keep {save!r} of rows, only output, input")

@@ -894,6 +894,9 @@ def test_a_misspelled_argument_is_suggested(given: dict, meant: str) -> None:
     (misspelled,) = given
     with pytest.raises(TypeError, match=rf"swoosh: the default of {misspelled} must be .*; did you mean {meant}=\?"):
         jitact.define("swoosh", "sin(x)", **given)
+
+
+def test_a_misspelled_source_and_a_default_that_is_no_number() -> None:
     with pytest.raises(TypeError, match=r"swoosh: the default of sorce .*; did you mean source=\?"):
         jitact.define("swoosh", sorce="ELEMENTWISE T forward(T x) { return x; }")
     with pytest.raises(TypeError, match=r"swoosh: the default of a must be a number, got '1'$"):
